@@ -1,0 +1,110 @@
+"""Frozen settings. Each component takes only its own part; "auto" is resolved before freezing.
+
+Knows nothing of tensors, files or models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from frostline.errors import ConfigError
+
+DraftPosition = Literal["auto", "P", "P-1"]
+DraftSampling = Literal["coupled", "argmax"]
+Schedule = Literal["sync"]
+
+MAX_STEPS = 8
+MAX_TOPK = 8
+MAX_DRAFT_TOKENS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """How far and how wide to draft.
+
+    num_steps: draft depth `K`, 0 (no drafting) to 8.
+    topk: children kept per frontier node `k`, 1 to 8; 1 is a chain.
+    num_draft_tokens: nodes `N` in one verify forward, root included, up to 64. None derives it: `K + 1` for a chain,
+        as many nodes as the tree can have but at most 16 for a tree.
+    draft_position: the constant rope position of the assistant's queries ("P", "P-1"); "auto" takes what the
+        assistant's config records and otherwise measures both on live traffic.
+    draft_sampling: "coupled" draws drafts with the target's own noise (Daliri, Musco, Suresh 2024, arXiv 2408.07978);
+        "argmax" ignores the noise, as other engines do, and exists for comparison. Neither changes the output.
+
+    Raises ConfigError, with the rule that was broken, for a combination that cannot be honoured.
+    """
+
+    num_steps: int = 4
+    topk: int = 1
+    num_draft_tokens: int | None = None
+    draft_position: DraftPosition = "auto"
+    draft_sampling: DraftSampling = "coupled"
+
+    def __post_init__(self) -> None:
+        k_steps, width = self.num_steps, self.num_draft_tokens
+        if not 0 <= k_steps <= MAX_STEPS:
+            raise ConfigError(f"num_steps must be 0 (no drafting) to {MAX_STEPS}, got {k_steps}")
+        if not 1 <= self.topk <= MAX_TOPK:
+            raise ConfigError(f"topk must be 1 (chain) to {MAX_TOPK}, got {self.topk}")
+        if width is None:
+            return
+        if not 1 <= width <= MAX_DRAFT_TOKENS:
+            raise ConfigError(f"num_draft_tokens counts the root and must be 1 to {MAX_DRAFT_TOKENS}, got {width}")
+        if self.topk == 1 and width != k_steps + 1:
+            raise ConfigError(
+                f"with topk 1 the draft is a chain and num_draft_tokens must be num_steps + 1 = {k_steps + 1}, got "
+                f"{width}; leave it out or raise topk"
+            )
+        if width < k_steps + 1:
+            raise ConfigError(
+                f"num_draft_tokens must be at least num_steps + 1 = {k_steps + 1} so that one path of full depth "
+                f"fits, got {width}"
+            )
+        if width > tree_capacity(k_steps, self.topk):
+            raise ConfigError(
+                f"num_steps {k_steps} and topk {self.topk} make at most {tree_capacity(k_steps, self.topk)} nodes, "
+                f"root included; got num_draft_tokens {width}"
+            )
+
+    @property
+    def verify_width(self) -> int:
+        """`N`: nodes per request in one verify forward, root included."""
+        if self.num_draft_tokens is not None:
+            return self.num_draft_tokens
+        if self.topk == 1:
+            return self.num_steps + 1
+        return min(max(16, self.num_steps + 1), tree_capacity(self.num_steps, self.topk))
+
+
+def tree_capacity(num_steps: int, topk: int) -> int:
+    """Nodes that a tree of this depth and branching proposes, root included: 1 + k + (K - 1) k^2."""
+    return 1 if num_steps == 0 else 1 + topk + (num_steps - 1) * topk * topk
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Sizes of the engine.
+
+    max_num_seqs: requests that run at once. max_model_len: tokens per request, prompt included; None takes the
+    model's own. max_prefill_tokens: prompt tokens per tick. page_size: KV rows per page. kv_pages: pages per layer
+    group; None sizes them for max_num_seqs requests of max_model_len, within a memory bound.
+    """
+
+    max_num_seqs: int = 64
+    max_model_len: int | None = None
+    max_prefill_tokens: int = 2048
+    page_size: int = 16
+    kv_pages: int | None = None
+    schedule: Schedule = "sync"
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_prefill_tokens", "page_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("max_model_len", "kv_pages"):
+            value = getattr(self, name)
+            if value is not None and value < 2:
+                raise ConfigError(f"{name} must be at least 2, got {value}")
+        if self.schedule != "sync":
+            raise ConfigError(f"schedule must be 'sync', got {self.schedule!r}")

@@ -1,0 +1,27 @@
+"""The shape of one iteration: how deep, how wide, which sampling features its batch needs. Host values, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One batch's draft and verify geometry.
+
+    num_steps `K`, topk `k`, verify_width `N` as in SpeculativeConfig; `K = 0` is plain decoding with one node.
+    sampled: some row has a temperature above 0. filtered: some row uses top-k, top-p or min-p.
+    coupled: drafts use the target's noise. draft_offset: the assistant's constant position is `P + draft_offset`.
+    """
+
+    num_steps: int
+    topk: int = 1
+    verify_width: int
+    sampled: bool = False
+    filtered: bool = False
+    coupled: bool = True
+    draft_offset: int = 0
+
+    @property
+    def is_chain(self) -> bool:
+        return self.topk == 1

@@ -1,0 +1,120 @@
+"""What the engine hands to the device side for one tick, and what it gets back. Host values, no torch.
+
+A Step is immutable and complete: the device side reads nothing else of the engine, so a launched step cannot be changed
+by bookkeeping that runs beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from frostline.speculative.plan import Plan
+
+Group = Literal["sliding", "full"]
+GROUPS: tuple[Group, Group] = ("sliding", "full")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowInit:
+    """Admission of a request into a device row; row 0 is padding and never admitted. `depth`: the row's own depth."""
+
+    row: int
+    prompt_len: int
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    depth: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageGrowth:
+    """Pages appended to a row's table of one group, from table index `start`. Page 0 is padding, never given out."""
+
+    row: int
+    group: Group
+    start: int
+    pages: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillChunk:
+    """Prompt tokens for KV rows `[start, start + len(tokens))`. After the last chunk the row is seeded."""
+
+    row: int
+    start: int
+    tokens: tuple[int, ...]
+    last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One tick of device work, done in this order: inits, growth, prefill, one iteration over `rows`.
+
+    A row is never in `prefill` and `rows` of the same step. kv_bound: at least `P + N` of every row in `rows`.
+    """
+
+    inits: tuple[RowInit, ...] = ()
+    growth: tuple[PageGrowth, ...] = ()
+    prefill: tuple[PrefillChunk, ...] = ()
+    rows: tuple[int, ...] = ()
+    plan: Plan
+    kv_bound: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftNodes:
+    """The drafted tree of one row as verify saw it, root first: what the drafting oracle compares."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """Tokens that one iteration committed for a row; the last is the new bonus. drafted: depth offered to this row.
+
+    finite: False when the row's logits held NaN; its tokens mean nothing then.
+    """
+
+    row: int
+    tokens: tuple[int, ...]
+    drafted: int
+    finite: bool
+    nodes: DraftNodes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedResult:
+    """First token of a row, from its prompt's last logits."""
+
+    row: int
+    token: int
+    finite: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    seeds: tuple[SeedResult, ...]
+    runs: tuple[RunResult, ...]
+
+
+class Executor(Protocol):
+    """The device side. In-flight work is a value: `launch` returns it and `collect` takes it."""
+
+    num_rows: int
+    page_size: int
+    num_pages: Mapping[Group, int]
+    max_context: int
+    verify_width: int
+
+    def launch(self, step: Step) -> Any:
+        """Start the step's device work."""
+        ...
+
+    def collect(self, flight: Any) -> StepResult:
+        """Wait for a launched step and read its result; the only place where the host waits for the device."""
+        ...

@@ -1,0 +1,102 @@
+"""Values that cross layers: what a user asks for and what comes back. No tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from frostline.errors import ConfigError
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How one request samples and where it ends; names and defaults follow vLLM.
+
+    temperature: 0 is greedy. top_k: 0 or -1 keeps all. top_p, min_p: probability bounds, applied after top_k in this
+    order; a tie at a threshold is kept. seed: None draws one, reported in the output. max_tokens: new tokens.
+    stop: strings that end the text. stop_token_ids: tokens that end it, beside the model's own EOS list unless
+    ignore_eos. num_steps: this request's own draft depth, 0 to the engine's; None takes the engine's.
+
+    Raises ConfigError for a value out of range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 16
+    stop: tuple[str, ...] | list[str] | str = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    num_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        # The comparisons are written so that NaN fails them.
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature must be a finite number of at least 0 (0 is greedy), got {self.temperature}")
+        if self.top_k < -1:
+            raise ConfigError(f"top_k must be -1 or 0 (keep all) or a positive count, got {self.top_k}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"top_p must be above 0 and at most 1 (1 keeps all), got {self.top_p}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ConfigError(f"min_p must be 0 (keep all) to 1, got {self.min_p}")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed must be 0 to 2**63 - 1, got {self.seed}")
+        if self.max_tokens < 1:
+            raise ConfigError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if any(not s for s in stop):
+            raise ConfigError("stop strings must not be empty")
+        if self.num_steps is not None and self.num_steps < 0:
+            raise ConfigError(f"num_steps must be 0 (no drafting for this request) or more, got {self.num_steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecStats:
+    """Counters of one request. `iterations` counts runs; the first token comes from prefill and is not in a run.
+
+    drafted_per_depth[d] and accepted_per_depth[d]: runs in which a draft at depth d + 1 was offered / accepted, after
+    the cut by the finish rules, so that `emitted = 1 + iterations + sum(accepted_per_depth)` holds exactly when the
+    request was not cut inside a run, and `emitted = 1 + sum(run lengths)` always.
+    run_lengths: tokens that each run gave the user, for marking accepted draft tokens.
+    """
+
+    iterations: int = 0
+    drafted: int = 0
+    drafted_per_depth: tuple[int, ...] = ()
+    accepted_per_depth: tuple[int, ...] = ()
+    run_lengths: tuple[int, ...] = ()
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens per run, bonus included; 0.0 before the first run."""
+        return sum(self.run_lengths) / self.iterations if self.iterations else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOutput:
+    """One completion: text without the stop string unless asked for, ids cut at the same place."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOutput:
+    """One finished request. `seed` is the seed that was used, drawn when the request named none."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    seed: int
+    stats: SpecStats = field(default_factory=SpecStats)
