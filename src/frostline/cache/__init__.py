@@ -1,0 +1,4 @@
+"""KV memory: pages (who owns which, no tensors) and pools (the tensors, one per layer group).
+
+Knows no model and no request.
+"""

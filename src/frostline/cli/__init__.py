@@ -1,0 +1,1 @@
+"""Entry points, thin: they turn arguments into configs and results into terminal text or JSON. No tensors."""

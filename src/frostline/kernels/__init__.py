@@ -1,0 +1,1 @@
+"""Computation with a plain-torch twin of the same signature. Knows tensors only, no model and no request."""

@@ -1,0 +1,1 @@
+"""Groups of devices and the layers sharded over them. Knows no model."""

@@ -1,0 +1,1 @@
+"""Frozen-KV multi-token prediction: plan, draft, tree, verify, accept, as functions of row state."""

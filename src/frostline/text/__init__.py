@@ -1,0 +1,1 @@
+"""Tokens to text and back: tokenizer, chat template, incremental detokenizer, stop strings. No tensors."""
