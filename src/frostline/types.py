@@ -9,14 +9,18 @@ from frostline.errors import ConfigError
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
+# The two layer kinds, each with a KV pool and page table of its own (architecture 4.4).
+Group = Literal["sliding", "full"]
+GROUPS: tuple[Group, Group] = ("sliding", "full")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How one request samples and where it ends; names and defaults follow vLLM.
 
     temperature: 0 is greedy. top_k: 0 or -1 keeps all. top_p, min_p: probability bounds, applied after top_k in this
-    order; a tie at a threshold is kept. seed: None draws one, reported in the output. max_tokens: new tokens.
-    stop: strings that end the text. stop_token_ids: tokens that end it, beside the model's own EOS list unless
+    order; a tie at a threshold is kept. seed: None draws one, reported in the output. max_tokens: new tokens, at most
+    what the context leaves; None takes all of it. stop: strings that end the text. stop_token_ids: tokens that end it, beside the model's own EOS list unless
     ignore_eos. num_steps: this request's own draft depth, 0 to the engine's; None takes the engine's.
 
     Raises ConfigError for a value out of range.
@@ -27,8 +31,8 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    max_tokens: int = 16
-    stop: tuple[str, ...] | list[str] | str = ()
+    max_tokens: int | None = 16
+    stop: tuple[str, ...] | list[str] | str | None = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -36,12 +40,14 @@ class SamplingParams:
     num_steps: int | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         # The comparisons are written so that NaN fails them.
         if not 0.0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature must be a finite number of at least 0 (0 is greedy), got {self.temperature}")
+            raise ConfigError(
+                f"temperature must be a finite number of at least 0 (0 is greedy), got {self.temperature}"
+            )
         if self.top_k < -1:
             raise ConfigError(f"top_k must be -1 or 0 (keep all) or a positive count, got {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
@@ -50,22 +56,38 @@ class SamplingParams:
             raise ConfigError(f"min_p must be 0 (keep all) to 1, got {self.min_p}")
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed must be 0 to 2**63 - 1, got {self.seed}")
-        if self.max_tokens < 1:
+        if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigError(f"max_tokens must be at least 1, got {self.max_tokens}")
         if any(not s for s in stop):
             raise ConfigError("stop strings must not be empty")
         if self.num_steps is not None and self.num_steps < 0:
             raise ConfigError(f"num_steps must be 0 (no drafting for this request) or more, got {self.num_steps}")
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as it was normalised at construction."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.temperature > 0.0
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether top-k, top-p or min-p can drop a token; greedy rows are never filtered."""
+        return self.is_sampled and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SpecStats:
     """Counters of one request. `iterations` counts runs; the first token comes from prefill and is not in a run.
 
-    drafted_per_depth[d] and accepted_per_depth[d]: runs in which a draft at depth d + 1 was offered / accepted, after
-    the cut by the finish rules, so that `emitted = 1 + iterations + sum(accepted_per_depth)` holds exactly when the
-    request was not cut inside a run, and `emitted = 1 + sum(run lengths)` always.
-    run_lengths: tokens that each run gave the user, for marking accepted draft tokens.
+    run_lengths: tokens that each run gave the user, after the cut by the finish rules, for marking accepted drafts;
+    `emitted = 1 + sum(run_lengths)` always, once there is a first token.
+    drafted_per_depth[d] and accepted_per_depth[d]: runs in which a draft at depth d + 1 was offered / accepted and
+    given to the user. A run that is cut counts the depths up to its cut and no more in both, so a rate is not bent by
+    where requests end; `drafted` is the sum over depths. `emitted = 1 + iterations + sum(accepted_per_depth)`, less one
+    when the last run was cut inside.
     """
 
     iterations: int = 0

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from frostline.errors import ModelError
+from frostline.types import GROUPS, Group
 
-Kind = Literal["sliding", "full"]
-KINDS: tuple[Kind, Kind] = ("sliding", "full")
+Kind = Group
+KINDS = GROUPS
 _LAYER_KINDS: dict[str, Kind] = {"sliding_attention": "sliding", "full_attention": "full"}
 
 TARGET_TYPES = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
@@ -220,7 +221,8 @@ def _text_spec(text: Mapping[str, Any], *, dtype: str, assistant: bool) -> Model
 
 def _layer_kinds(text: Mapping[str, Any]) -> list[Kind]:
     count = int(_need(text, "num_hidden_layers"))
-    names = text.get("layer_types") or ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(count)]
+    pattern = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(count)]
+    names = text.get("layer_types") or pattern
     if len(names) != count:
         raise ModelError(f"layer_types has {len(names)} entries for num_hidden_layers {count}")
     unknown = sorted({name for name in names if name not in _LAYER_KINDS})

@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from frostline.speculative.plan import Plan
+from frostline.types import GROUPS, Group
 
-Group = Literal["sliding", "full"]
-GROUPS: tuple[Group, Group] = ("sliding", "full")
+__all__ = [
+    "GROUPS",
+    "DraftNodes",
+    "Executor",
+    "Group",
+    "PageGrowth",
+    "PrefillChunk",
+    "RowInit",
+    "RunResult",
+    "SeedResult",
+    "Step",
+    "StepResult",
+]
 
 
 @dataclass(frozen=True, kw_only=True)

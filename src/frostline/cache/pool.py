@@ -1,0 +1,77 @@
+"""KV tensors of the two layer groups. Knows pages and slots, not requests or positions.
+
+A slot is a row of a page: `page * page_size + offset`. Page 0 is the padding page: whatever must be written somewhere and
+read by nobody goes there. Pages are handed out by cache.pages; this module only stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from frostline.types import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupLayout:
+    """What a pool holds: the layers that own keys and values, which all share kv_heads and head_dim."""
+
+    owners: tuple[int, ...]
+    kv_heads: int
+    head_dim: int
+    num_pages: int
+
+
+class Pool:
+    """One layer group: rows of keys and values of every layer that owns them.
+
+    rows [L, num_pages * page_size, 2 * Hkv, hd]: keys' heads first, then values'. The layers of a group share geometry.
+    """
+
+    def __init__(self, layout: GroupLayout, *, page_size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.page_size = page_size
+        self.num_pages = layout.num_pages
+        self._index = {layer: i for i, layer in enumerate(layout.owners)}
+        shape = (len(layout.owners), layout.num_pages * page_size, 2 * layout.kv_heads, layout.head_dim)
+        # Zeros, not empty: rows that no one has written are read under a mask, and NaN would come through it.
+        self.rows = torch.zeros(shape, dtype=dtype, device=device)
+
+    def write(self, layer: int, slots_M: Tensor, kv_MGD: Tensor) -> None:
+        """Store rows at their slots. Duplicate slots are allowed only in the padding page."""
+        self.rows[self._index[layer]].index_copy_(0, slots_M, kv_MGD)
+
+    def gather(self, layer: int, pages_BN: Tensor) -> Tensor:
+        """Rows of the given pages in order, [B, N * page_size, G, hd]."""
+        b, n = pages_BN.shape
+        rows = self.rows[self._index[layer]]
+        paged = rows.view(self.num_pages, -1).index_select(0, pages_BN.reshape(-1))
+        return paged.view(b, n * self.page_size, *rows.shape[1:])
+
+    def copy(self, source_M: Tensor, destination_M: Tensor) -> None:
+        """Move rows of every layer between slots. All sources are read before any destination is written."""
+        self.rows.index_copy_(1, destination_M, self.rows.index_select(1, source_M))
+
+    def scrub(self, pages_N: Tensor) -> None:
+        """Zero whole pages, so that NaN left by a failed request cannot reach the next owner."""
+        self.rows.view(self.rows.shape[0], self.num_pages, -1).index_fill_(1, pages_N, 0)
+
+
+class KVCache:
+    """The pools of both groups. The assistant has none: it reads the target's (architecture 4.5)."""
+
+    def __init__(
+        self,
+        layouts: Mapping[Group, GroupLayout],
+        *,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        self.page_size = page_size
+        self.pools: dict[Group, Pool] = {
+            group: Pool(layout, page_size=page_size, dtype=dtype, device=torch.device(device))
+            for group, layout in layouts.items()
+        }

@@ -1,0 +1,61 @@
+"""Plain-torch twins of the hot path's kernels: the definition of what each computes, and the CPU path.
+
+Each runs in the dtype of its input and rounds where gemma4.md section 1 says so; in float64 nothing is computed in
+float32. They are differentiable, so that the trainer uses the same definitions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# A finite stand-in for -inf in attention masks: a query that sees no key (a padding row) then yields a mean of
+# whatever lies there and not NaN, which would spread through the padding page.
+MASKED = -1e30
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """float16 and bfloat16 widened to float32; float32 and float64 as they are."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """Root-mean-square norm over the last dimension, scaled by `weight` (not 1 + weight), rounded once at the end."""
+    wide = at_least_float32(x)
+    y = F.rms_norm(wide, (x.shape[-1],), None, eps)
+    if weight is not None:
+        y = y * weight
+    return y.to(x.dtype)
+
+
+def apply_rope(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Rotate-half rope over the last dimension. x [..., H, hd]; cos, signed_sin [..., 1, hd] as Rotary.tables makes."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
+
+
+def gated_gelu(gate_up: Tensor) -> Tensor:
+    """gelu_tanh(gate) * up over the two halves of the last dimension."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def softcap(logits: Tensor, cap: float | None) -> Tensor:
+    """cap * tanh(logits / cap) in the dtype given."""
+    return logits if cap is None else torch.tanh(logits / cap) * cap
+
+
+def masked_attention(q_BQHD: Tensor, kv_BSGD: Tensor, mask_BQS: Tensor) -> Tensor:
+    """Grouped-query attention with scale 1 over gathered rows.
+
+    q_BQHD: H query heads. kv_BSGD: G = 2 * Hkv heads, keys first then values. mask_BQS: additive, in q's dtype.
+    Returns [B, Q, H * hd]. The query heads of one kv head are packed beside the query rows, so keys are not repeated.
+    """
+    b, q_len, heads, hd = q_BQHD.shape
+    kv_heads = kv_BSGD.shape[2] // 2
+    group = heads // kv_heads
+    k, v = kv_BSGD.transpose(1, 2).split(kv_heads, dim=1)
+    q = q_BQHD.view(b, q_len, kv_heads, group, hd).transpose(1, 2).reshape(b, kv_heads, q_len * group, hd)
+    mask = mask_BQS.unsqueeze(2).expand(-1, -1, group, -1).reshape(b, 1, q_len * group, -1)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+    return out.view(b, kv_heads, q_len, group, hd).transpose(1, 2).reshape(b, q_len, heads * hd)

@@ -1,0 +1,341 @@
+"""Attention contexts: what a query row may see, and where keys and values are kept.
+
+A context is made for one forward and passed to it; there is no ambient state. Paged contexts serve the engine (prefill,
+decode, chain and tree verify, drafting), dense ones train and serve as the oracle. One predicate decides everywhere what
+is inside the window: `query position - key position < W` (architecture 4.4).
+
+B requests, Q query rows, S gathered key rows, N nodes, T positions, H heads, G = 2 * Hkv, hd head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from frostline.cache.pool import KVCache
+from frostline.kernels import reference as ops
+from frostline.model.rope import Rotary
+from frostline.model.spec import Kind, LayerSpec, ModelSpec
+
+
+class AttentionContext(Protocol):
+    """What a layer needs of one forward."""
+
+    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
+        """cos and signed sin of the query rows, [B, Q, 1, hd]."""
+        ...
+
+    def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
+        """Store the new rows' keys and values if the layer owns any, then attend. Returns [B, Q, H * hd]."""
+        ...
+
+    def pick(self, row_B: Tensor) -> AttentionContext:
+        """The same context for one query row of each request; nothing more is stored through it."""
+        ...
+
+
+class _Ropes:
+    """cos and sin of the query positions, made once per layer kind."""
+
+    def __init__(self, rotary: Rotary, positions_BQ: Tensor) -> None:
+        self._rotary, self._positions = rotary, positions_BQ
+        self._tables: dict[Kind, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, kind: Kind) -> tuple[Tensor, Tensor]:
+        if kind not in self._tables:
+            self._tables[kind] = self._rotary.tables(kind, self._positions)
+        return self._tables[kind]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeRows:
+    """The new rows of a tree verify, [B, N] each: node depths, ancestor words (bit j: node j is ancestor-or-self)."""
+
+    depth_BN: Tensor
+    ancestors_BN: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The gathered key rows of one layer kind: pages [B, n], the row index of each, and the additive mask."""
+
+    pages_Bn: Tensor
+    mask_BQS: Tensor
+
+
+class PagedContext:
+    """New rows over paged keys: prefill chunk, decode, chain verify (causal) or tree verify.
+
+    base_B: rows already in the cache, `P`. The Q new rows are stored at row indices `P + j`; their positions are
+    `P + j`, or `P + depth` in a tree. tables[kind] [B, pages]: page tables. kv_bound: at least `P + Q` of every
+    request, a host value. length_B: new rows that are real, for padded prefill chunks; the rest go to the padding page.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        spec: ModelSpec,
+        rotary: Rotary,
+        *,
+        tables: Mapping[Kind, Tensor],
+        base_B: Tensor,
+        width: int,
+        kv_bound: int,
+        tree: TreeRows | None = None,
+        length_B: Tensor | None = None,
+    ) -> None:
+        self._cache, self._spec, self._rotary, self._tables = cache, spec, rotary, tables
+        self._base_B, self._bound, self._tree, self._length_B = base_B, kv_bound, tree, length_B
+        self._node_Q = torch.arange(width, device=base_B.device)
+        self._row_BQ = base_B.unsqueeze(1) + self._node_Q
+        self.positions_BQ = self._row_BQ if tree is None else base_B.unsqueeze(1) + tree.depth_BN
+        self._ropes = _Ropes(rotary, self.positions_BQ)
+        self._views: dict[Kind, View] = {}
+        self._slots: dict[Kind, Tensor] = {}
+        self._gathered: dict[int, Tensor] = {}
+
+    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
+        return self._ropes(kind)
+
+    def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
+        if kv_BQGD is not None:
+            self._cache.pools[layer.kind].write(layer.index, self.slots(layer.kind), kv_BQGD.flatten(0, 1))
+        view = self._view(layer.kind)
+        return ops.masked_attention(q_BQHD, self._rows(layer, view), view.mask_BQS)
+
+    def pick(self, row_B: Tensor) -> AttentionContext:
+        return _PickedContext(self, self._rotary, row_B)
+
+    def slots(self, kind: Kind) -> Tensor:
+        """Where the new rows are stored, [B * Q], in the group's pool."""
+        if kind not in self._slots:
+            slots = slots_of(self._tables[kind], self._row_BQ, self._cache.page_size)
+            if self._length_B is not None:
+                slots = torch.where(self._node_Q < self._length_B.unsqueeze(1), slots, torch.zeros_like(slots))
+            self._slots[kind] = slots.flatten()
+        return self._slots[kind]
+
+    def view(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+        """(gathered rows [B, S, G, hd], mask [B, Q, S]) of the layer's owner, after its rows were stored."""
+        view = self._view(layer.kind)
+        return self._rows(layer, view), view.mask_BQS
+
+    def _rows(self, layer: LayerSpec, view: View) -> Tensor:
+        owner = layer.kv_owner
+        if owner not in self._gathered:
+            self._gathered[owner] = self._cache.pools[layer.kind].gather(owner, view.pages_Bn)
+        return self._gathered[owner]
+
+    def _view(self, kind: Kind) -> View:
+        if kind not in self._views:
+            window = self._spec.window if kind == "sliding" else None
+            pages_Bn, row_BS = page_window(
+                self._tables[kind], self._base_B, window, self._node_Q.shape[0], self._bound, self._cache.page_size
+            )
+            visible = self._visible(row_BS, window)
+            self._views[kind] = View(pages_Bn=pages_Bn, mask_BQS=additive(visible, self._cache.pools[kind].rows.dtype))
+        return self._views[kind]
+
+    def _visible(self, row_BS: Tensor, window: int | None) -> Tensor:
+        """Which key rows each query sees, bool [B, Q, S]."""
+        query, row = self.positions_BQ.unsqueeze(2), row_BS.unsqueeze(1)
+        inside = query >= row if window is None else (query >= row) & (query - row < window)
+        if self._tree is None:
+            return inside
+        base = self._base_B.view(-1, 1, 1)
+        depth, words = self._tree.depth_BN, self._tree.ancestors_BN
+        related = ((words.unsqueeze(2) >> self._node_Q) & 1).bool()
+        if window is not None:
+            related &= depth.unsqueeze(2) - depth.unsqueeze(1) < window
+        nodes = words.shape[1]
+        node_BQS = (row - base).clamp(0, nodes - 1).expand(-1, nodes, -1)
+        return torch.where(row < base, inside, related.gather(2, node_BQS) & (row < base + nodes))
+
+
+class _PickedContext:
+    """One query row per request of a PagedContext, over the keys that it stored."""
+
+    def __init__(self, whole: PagedContext, rotary: Rotary, row_B: Tensor) -> None:
+        self._whole, self._row_B = whole, row_B
+        self._batch_B = torch.arange(row_B.shape[0], device=row_B.device)
+        self._ropes = _Ropes(rotary, whole.positions_BQ[self._batch_B, row_B].unsqueeze(1))
+        self._masks: dict[Kind, Tensor] = {}
+
+    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
+        return self._ropes(kind)
+
+    def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
+        assert kv_BQGD is None, "only layers that share keys and values run after the pick"
+        rows, mask = self._whole.view(layer)
+        if layer.kind not in self._masks:
+            self._masks[layer.kind] = mask[self._batch_B, self._row_B].unsqueeze(1)
+        return ops.masked_attention(q_BQHD, rows, self._masks[layer.kind])
+
+    def pick(self, row_B: Tensor) -> AttentionContext:
+        raise AssertionError("a picked context has one query row already")
+
+
+class FrozenContext:
+    """The assistant's queries over the target's frozen rows `[0, P)`, at one constant position (architecture 4.5).
+
+    Made once per iteration: keys are gathered at the first draft step and reused by all later ones. Queries are
+    [B, Q, ...] where Q is the frontier; every query of a request sees the same rows from the same position.
+    """
+
+    def __init__(
+        self,
+        cache: KVCache,
+        target: ModelSpec,
+        rotary: Rotary,
+        *,
+        tables: Mapping[Kind, Tensor],
+        length_B: Tensor,
+        offset: int,
+        kv_bound: int,
+    ) -> None:
+        self._cache, self._target, self._tables, self._bound = cache, target, tables, kv_bound
+        self._length_B = length_B
+        self._position_B = length_B + offset
+        self._ropes = _Ropes(rotary, self._position_B.unsqueeze(1))
+        self._gathered: dict[Kind, tuple[Tensor, Tensor]] = {}
+
+    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
+        return self._ropes(kind)
+
+    def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
+        assert kv_BQGD is None, "an assistant's layer has no keys and values of its own"
+        if layer.kind not in self._gathered:
+            self._gathered[layer.kind] = self._gather(layer.kind)
+        rows, mask_B1S = self._gathered[layer.kind]
+        return ops.masked_attention(q_BQHD, rows, mask_B1S.expand(-1, q_BQHD.shape[1], -1))
+
+    def pick(self, row_B: Tensor) -> AttentionContext:
+        raise AssertionError("drafting needs every query row")
+
+    def _gather(self, kind: Kind) -> tuple[Tensor, Tensor]:
+        window = self._target.window if kind == "sliding" else None
+        # From one row below the constant position `P - 1` allows, so that both draft positions find their window.
+        pages_Bn, row_BS = page_window(
+            self._tables[kind], self._length_B - 1, window, 1, self._bound, self._cache.page_size
+        )
+        seen = row_BS < self._length_B.unsqueeze(1)
+        if window is not None:
+            seen = seen & (self._position_B.unsqueeze(1) - row_BS < window)
+        pool = self._cache.pools[kind]
+        rows = pool.gather(self._target.last_owner(kind), pages_Bn)
+        return rows, additive(seen, pool.rows.dtype).unsqueeze(1)
+
+
+class CausalContext:
+    """Dense causal attention over positions 0..T-1 of each sequence: training, and the oracle of the paged contexts.
+
+    `kv[layer]` holds the keys and values, [B, T, G, hd], of every owner layer once the forward has passed it.
+    """
+
+    def __init__(self, spec: ModelSpec, rotary: Rotary, positions_T: Tensor) -> None:
+        self._spec = spec
+        self._ropes = _Ropes(rotary, positions_T.unsqueeze(0))
+        self._masks = _DenseMasks(positions_T, positions_T, spec.window)
+        self.kv: dict[int, Tensor] = {}
+
+    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
+        return self._ropes(kind)
+
+    def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
+        if kv_BQGD is not None:
+            self.kv[layer.index] = kv_BQGD
+        return dense_attention(q_BQHD, self.kv[layer.kv_owner], self._masks(layer.kind))
+
+    def pick(self, row_B: Tensor) -> AttentionContext:
+        raise AssertionError("a dense forward keeps every row")
+
+
+class FrozenDenseContext:
+    """All positions' drafts at once, for training: row i sees the target's rows 0..i, from position i + 1 + offset.
+
+    kv: the target's keys and values by layer kind, [B, T, G, hd]; row i stands for a request with `P = i + 1`.
+    """
+
+    def __init__(
+        self, target: ModelSpec, rotary: Rotary, *, kv: Mapping[Kind, Tensor], positions_T: Tensor, offset: int
+    ) -> None:
+        query_T = positions_T + 1 + offset
+        self._kv = kv
+        self._ropes = _Ropes(rotary, query_T.unsqueeze(0))
+        self._masks = _DenseMasks(query_T, positions_T, target.window, last_row_T=positions_T)
+
+    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
+        return self._ropes(kind)
+
+    def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
+        assert kv_BQGD is None, "an assistant's layer has no keys and values of its own"
+        return dense_attention(q_BQHD, self._kv[layer.kind], self._masks(layer.kind))
+
+    def pick(self, row_B: Tensor) -> AttentionContext:
+        raise AssertionError("training needs every query row")
+
+
+class _DenseMasks:
+    """Bool masks [T, T] by layer kind, made once: key row at most `last_row` (or the query), inside the window."""
+
+    def __init__(self, query_T: Tensor, key_T: Tensor, window: int, *, last_row_T: Tensor | None = None) -> None:
+        last = (query_T if last_row_T is None else last_row_T).unsqueeze(1)
+        full = key_T.unsqueeze(0) <= last
+        self._masks: dict[Kind, Tensor] = {
+            "full": full,
+            "sliding": full & (query_T.unsqueeze(1) - key_T.unsqueeze(0) < window),
+        }
+
+    def __call__(self, kind: Kind) -> Tensor:
+        return self._masks[kind]
+
+
+def dense_attention(q_BTHD: Tensor, kv_BTGD: Tensor, mask_TT: Tensor) -> Tensor:
+    """Grouped-query attention with scale 1 under a bool mask shared by the batch. Returns [B, T, H * hd]."""
+    heads, kv_heads = q_BTHD.shape[2], kv_BTGD.shape[2] // 2
+    k, v = kv_BTGD.transpose(1, 2).split(kv_heads, dim=1)
+    if heads != kv_heads:
+        k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
+    out = F.scaled_dot_product_attention(q_BTHD.transpose(1, 2), k, v, attn_mask=mask_TT, scale=1.0)
+    return out.transpose(1, 2).flatten(2)
+
+
+def slots_of(table_Bn: Tensor, row_BQ: Tensor, page_size: int) -> Tensor:
+    """Pool slots of row indices, [B, Q], through the page table [B, n]."""
+    page = table_Bn.gather(1, row_BQ.div(page_size, rounding_mode="floor"))
+    return page * page_size + row_BQ % page_size
+
+
+def page_window(
+    table_Bn: Tensor, base_B: Tensor, window: int | None, width: int, bound: int, page_size: int
+) -> tuple[Tensor, Tensor]:
+    """Pages that queries at positions `base .. base + width - 1` can need, and the row index of every gathered row.
+
+    Without a window: the first pages up to `bound` rows. With one: a run of pages from the oldest row that the first
+    query sees. Returns (pages [B, n], rows [B, S]); runs that pass the table's end repeat its last page, and their row
+    indices say so by lying beyond every query.
+    """
+    device = table_Bn.device
+    total = min(-(-bound // page_size), table_Bn.shape[1])
+    offset_S = torch.arange(page_size, device=device)
+    count = total if window is None else min(total, (window + width - 2) // page_size + 2)
+    if count == total:
+        pages = table_Bn[:, :total]
+        row = torch.arange(total * page_size, device=device).unsqueeze(0).expand(table_Bn.shape[0], -1)
+        return pages, row
+    first_B = (base_B - (window or 0) + 1).clamp(min=0).div(page_size, rounding_mode="floor")
+    index_Bn = first_B.unsqueeze(1) + torch.arange(count, device=device)
+    pages = table_Bn.gather(1, index_Bn.clamp(max=table_Bn.shape[1] - 1))
+    row = (index_Bn.unsqueeze(2) * page_size + offset_S).flatten(1)
+    return pages, row
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible, a large negative value elsewhere; float16 takes its own lowest value."""
+    lowest = max(ops.MASKED, torch.finfo(dtype).min)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, lowest)

@@ -1,0 +1,60 @@
+"""Mixture-of-experts block of 26B-A4B (gemma4.md 1.8). Static shapes and no host sync; built for few rows.
+
+R rows, D hidden, E experts, k experts per row, Im expert width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from frostline.kernels import reference as ops
+from frostline.model.spec import MoESpec
+from frostline.parallel.group import ParallelGroup
+from frostline.parallel.linear import ColumnLinear
+
+# Rows whose expert weights are gathered at a time: bounds the gathered copy, whatever the prompt's length.
+_ROWS_AT_ONCE = 16
+
+
+class Router(nn.Module):
+    """Chooses experts and their weights. Its input is the residual before any norm."""
+
+    def __init__(
+        self, size: int, moe: MoESpec, eps: float, *, group: ParallelGroup, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.top_k, self.eps, self._shrink = moe.top_k, eps, size**-0.5
+        self.proj = ColumnLinear(size, moe.num_experts, group=group, dtype=dtype, device=device)
+        self.scale = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
+        self.per_expert_scale = nn.Parameter(torch.empty(moe.num_experts, dtype=dtype, device=device))
+
+    def forward(self, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights [R, k] at least float32, expert ids [R, k])."""
+        z = ops.rms_norm(residual, None, self.eps) * self.scale * self._shrink
+        p = ops.at_least_float32(self.proj(z)).softmax(-1)
+        weights, experts = p.topk(self.top_k, dim=-1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        return weights * self.per_expert_scale[experts], experts
+
+
+class Experts(nn.Module):
+    """All experts' gated feed-forwards. gate_up_proj [E, 2 Im, D], gate half first; down_proj [E, D, Im]."""
+
+    def __init__(self, size: int, moe: MoESpec, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        shape = (moe.num_experts, 2 * moe.intermediate, size)
+        self.gate_up_proj = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+        self.down_proj = nn.Parameter(torch.empty(moe.num_experts, size, moe.intermediate, dtype=dtype, device=device))
+
+    def forward(self, y_RD: Tensor, weights_Rk: Tensor, experts_Rk: Tensor) -> Tensor:
+        parts = zip(
+            y_RD.split(_ROWS_AT_ONCE), weights_Rk.split(_ROWS_AT_ONCE), experts_Rk.split(_ROWS_AT_ONCE), strict=True
+        )
+        return torch.cat([self._few(y, w, e) for y, w, e in parts])
+
+    def _few(self, y: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        gate_up = torch.einsum("rd,rkid->rki", y, self.gate_up_proj[experts])
+        down = torch.einsum("rki,rkdi->rkd", ops.gated_gelu(gate_up), self.down_proj[experts])
+        weighted = (ops.at_least_float32(down) * weights.unsqueeze(-1)).to(y.dtype)
+        return weighted.sum(1)
