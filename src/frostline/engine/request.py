@@ -1,0 +1,116 @@
+"""One request's state: few lengths are stored, the rest is derived.
+
+Knows its own tokens, row and pages; nothing of other requests or of the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from frostline.engine.counters import SpecCounter
+from frostline.engine.finish import NAN_LOGITS, Finish, FinishRules
+from frostline.speculative.step import Group
+from frostline.types import CompletionOutput, RequestOutput, SamplingParams
+
+
+@dataclass(kw_only=True, eq=False)
+class Request:
+    """Fixed at arrival: everything up to `rules`. max_new_tokens: after the cap by the context. depth: own draft depth.
+
+    row: 0 while waiting and again once finished. pages: what the request holds, by layer group, in table order.
+    scheduled: prompt rows whose KV the device has been told to write. output_ids: tokens returned and kept.
+    """
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    max_new_tokens: int
+    depth: int
+    rules: FinishRules
+    prompt: str | None = None
+
+    row: int = 0
+    pages: dict[Group, tuple[int, ...]] = field(default_factory=dict)
+    scheduled: int = 0
+    output_ids: list[int] = field(default_factory=list)
+    counter: SpecCounter = field(default_factory=SpecCounter)
+    finish: Finish | None = None
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def known(self) -> int:
+        """Tokens the host knows: the prompt and what was returned."""
+        return self.prompt_len + len(self.output_ids)
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether it has a bonus token, so that an iteration can run."""
+        return bool(self.output_ids)
+
+    @property
+    def committed(self) -> int:
+        """`P` as the host knows it: the newest token's KV is not written, so known = P + 1 once seeded."""
+        return self.known - 1 if self.is_seeded else self.scheduled
+
+    @property
+    def unscheduled(self) -> int:
+        """Prompt tokens still to be prefilled."""
+        return self.prompt_len - self.scheduled
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish is not None
+
+    def accept_seed(self, token: int, *, finite: bool) -> None:
+        """The first token, from the prompt's last logits; it may already end the request."""
+        if self.is_seeded or self.unscheduled:
+            raise AssertionError(f"{self.request_id}: seeded at {self.known} tokens, {self.unscheduled} not prefilled")
+        self._accept((token,), finite=finite)
+
+    def accept_run(self, run: Sequence[int], *, drafted: int, finite: bool) -> None:
+        """One iteration's tokens: cut by the finish rules, kept, counted."""
+        if not self.is_seeded or not 1 <= len(run) <= drafted + 1:
+            raise AssertionError(f"{self.request_id}: {len(run)} tokens from {drafted} drafts at {self.known} known")
+        kept = self._accept(run, finite=finite)
+        if kept:
+            self.counter.record(drafted=drafted, committed=len(run), kept=kept)
+
+    def end(self, finish: Finish) -> None:
+        if self.finish is not None:
+            raise AssertionError(f"{self.request_id} ended twice: {self.finish.reason}, then {finish.reason}")
+        self.finish = finish
+
+    def output(self) -> RequestOutput:
+        """What the user gets; only of a finished request."""
+        if self.finish is None:
+            raise AssertionError(f"{self.request_id} is not finished")
+        completion = CompletionOutput(
+            text=self.rules.text(self.output_ids, self.finish),
+            token_ids=tuple(self.output_ids),
+            finish_reason=self.finish.reason,
+            stop_reason=self.finish.stop_reason,
+        )
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_ids,
+            outputs=(completion,),
+            seed=self.seed,
+            stats=self.counter.freeze(),
+        )
+
+    def _accept(self, run: Sequence[int], *, finite: bool) -> int:
+        """Tokens kept of the run; none when the logits were NaN, which ends this request and no other."""
+        if not finite:
+            self.end(Finish(reason="error", stop_reason=NAN_LOGITS))
+            return 0
+        cut = self.rules.cut(run, emitted=len(self.output_ids))
+        self.output_ids.extend(run[: cut.length])
+        if cut.finish is not None:
+            self.end(cut.finish)
+        return cut.length

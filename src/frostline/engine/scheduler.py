@@ -1,0 +1,159 @@
+"""What the next tick does: whom to admit, which prompt tokens to prefill, which rows to iterate; and what it meant.
+
+Knows requests, rows and pages; no tensors, no text. Continuous batching: a request joins and leaves at any tick,
+prefill and iteration share a step, the waiting queue is first in, first out and nobody overtakes its head.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from frostline.engine.admission import Admission
+from frostline.engine.finish import Finish
+from frostline.engine.planner import Planner
+from frostline.engine.request import Request
+from frostline.speculative.step import PageGrowth, PrefillChunk, RowInit, Step, StepResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One tick's work: the step for the device, and the requests its rows stand for.
+
+    The requests travel with the work because a row may have another owner by the time its result is read.
+    """
+
+    step: Step
+    requests: Mapping[int, Request]
+
+
+class Scheduler:
+    """Holds every request that is not over: waiting in arrival order, running by row in admission order."""
+
+    def __init__(self, admission: Admission, planner: Planner, *, max_prefill_tokens: int) -> None:
+        self._admission = admission
+        self._planner = planner
+        self._max_prefill_tokens = max_prefill_tokens
+        self._waiting: deque[Request] = deque()
+        self._running: dict[int, Request] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    def add(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def schedule(self) -> Batch | None:
+        """The next step, or None when there is nothing to do."""
+        iterating = [request for request in self._running.values() if request.is_seeded]
+        inits: list[RowInit] = []
+        growth: list[PageGrowth] = []
+        chunks: list[PrefillChunk] = []
+        budget = self._max_prefill_tokens
+        for request in self._prefilling(inits, growth):
+            chunk = _next_chunk(request, budget)
+            chunks.append(chunk)
+            budget -= len(chunk.tokens)
+            if budget == 0:
+                break
+        if not iterating and not chunks:
+            if self._waiting:
+                raise AssertionError(f"{len(self._waiting)} requests wait for pages or rows that nobody holds")
+            return None
+        prefilling = [self._running[chunk.row] for chunk in chunks]
+        plan = self._planner.plan(iterating, prefilling=prefilling)
+        step = Step(
+            inits=tuple(inits),
+            growth=tuple(growth),
+            prefill=tuple(chunks),
+            rows=tuple(request.row for request in iterating),
+            plan=plan,
+            kv_bound=max((request.committed + plan.verify_width for request in iterating), default=0),
+        )
+        requests = {request.row: request for request in (*iterating, *prefilling)}
+        return Batch(step=step, requests=MappingProxyType(requests))
+
+    def update(self, batch: Batch, result: StepResult) -> list[Request]:
+        """Give each row's tokens to its request; those that ended are released and returned."""
+        finished: list[Request] = []
+        for seed in result.seeds:
+            request = batch.requests[seed.row]
+            if not request.is_finished:
+                request.accept_seed(seed.token, finite=seed.finite)
+                self._retire(request, finished)
+        for run in result.runs:
+            request = batch.requests[run.row]
+            if not request.is_finished:
+                request.accept_run(run.tokens, drafted=run.drafted, finite=run.finite)
+                self._retire(request, finished)
+        return finished
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request wherever it is, keeping the tokens it has; None if it is not here (any more)."""
+        for request in (*self._waiting, *self._running.values()):
+            if request.request_id == request_id:
+                request.end(Finish(reason="abort"))
+                if request.row:
+                    self._retire(request, [])
+                else:
+                    self._waiting.remove(request)
+                return request
+        return None
+
+    def unfinished(self) -> Iterable[Request]:
+        return (*self._running.values(), *self._waiting)
+
+    def check(self) -> None:
+        """Integrity of rows and pages: every one is free or held by a running request."""
+        self._admission.check(self._running.values())
+
+    def _prefilling(self, inits: list[RowInit], growth: list[PageGrowth]) -> Iterator[Request]:
+        """Requests with prompt tokens to prefill, oldest first; the waiting are admitted only as far as one asks."""
+        yield from [request for request in self._running.values() if request.unscheduled]
+        while self._waiting:
+            pages = self._admission.admit(self._waiting[0])
+            if pages is None:
+                return
+            request = self._waiting.popleft()
+            self._running[request.row] = request
+            inits.append(_row_init(request))
+            growth.extend(pages)
+            yield request
+
+    def _retire(self, request: Request, finished: list[Request]) -> None:
+        if request.is_finished:
+            del self._running[request.row]
+            self._admission.release(request)
+            finished.append(request)
+
+
+def _next_chunk(request: Request, budget: int) -> PrefillChunk:
+    start = request.scheduled
+    tokens = request.prompt_ids[start : start + budget]
+    request.scheduled = start + len(tokens)
+    return PrefillChunk(row=request.row, start=start, tokens=tokens, last=request.unscheduled == 0)
+
+
+def _row_init(request: Request) -> RowInit:
+    params = request.params
+    return RowInit(
+        row=request.row,
+        prompt_len=request.prompt_len,
+        seed=request.seed,
+        temperature=params.temperature,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        depth=request.depth,
+    )
