@@ -54,7 +54,7 @@ def masked_attention(q_BQHD: Tensor, kv_BSGD: Tensor, mask_BQS: Tensor) -> Tenso
     b, q_len, heads, hd = q_BQHD.shape
     kv_heads = kv_BSGD.shape[2] // 2
     group = heads // kv_heads
-    k, v = kv_BSGD.transpose(1, 2).split(kv_heads, dim=1)
+    k, v = torch.split(kv_BSGD.transpose(1, 2), kv_heads, dim=1)
     q = q_BQHD.view(b, q_len, kv_heads, group, hd).transpose(1, 2).reshape(b, kv_heads, q_len * group, hd)
     mask = mask_BQS.unsqueeze(2).expand(-1, -1, group, -1).reshape(b, 1, q_len * group, -1)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)

@@ -87,6 +87,7 @@ class Assistant(nn.Module):
         """
         self.rotary = Rotary(self.spec.text, dtype=self.dtype, device=self.device)
         for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
             layer.self_attn.prepare()
         if self.spec.ordered:
             ordered = self.embed_tokens.weight.detach()[self.masked_embedding.token_ordering]

@@ -298,7 +298,7 @@ class _DenseMasks:
 def dense_attention(q_BTHD: Tensor, kv_BTGD: Tensor, mask_TT: Tensor) -> Tensor:
     """Grouped-query attention with scale 1 under a bool mask shared by the batch. Returns [B, T, H * hd]."""
     heads, kv_heads = q_BTHD.shape[2], kv_BTGD.shape[2] // 2
-    k, v = kv_BTGD.transpose(1, 2).split(kv_heads, dim=1)
+    k, v = torch.split(kv_BTGD.transpose(1, 2), kv_heads, dim=1)
     if heads != kv_heads:
         k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
     out = F.scaled_dot_product_attention(q_BTHD.transpose(1, 2), k, v, attn_mask=mask_TT, scale=1.0)

@@ -114,6 +114,7 @@ class Decoder(nn.Module):
         """Build what is derived from weights and device; call after loading and after weights change."""
         self.rotary = Rotary(self.spec, dtype=self.dtype, device=self.device)
         for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
             layer.self_attn.prepare()
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -150,7 +151,7 @@ class Decoder(nn.Module):
         shape = (len(self.spec.layers), self.spec.ple_dim)
         by_token = self.embed_tokens_per_layer(tokens) * self._ple_scale
         by_context = self.per_layer_model_projection(embedded) * self.spec.hidden_size**-0.5
-        normed = self.per_layer_projection_norm(by_context.unflatten(-1, shape))
+        normed: Tensor = self.per_layer_projection_norm(by_context.unflatten(-1, shape))
         return (normed + by_token.unflatten(-1, shape)) * 2**-0.5
 
 

@@ -48,10 +48,8 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(moe.num_experts, size, moe.intermediate, dtype=dtype, device=device))
 
     def forward(self, y_RD: Tensor, weights_Rk: Tensor, experts_Rk: Tensor) -> Tensor:
-        parts = zip(
-            y_RD.split(_ROWS_AT_ONCE), weights_Rk.split(_ROWS_AT_ONCE), experts_Rk.split(_ROWS_AT_ONCE), strict=True
-        )
-        return torch.cat([self._few(y, w, e) for y, w, e in parts])
+        parts = (torch.split(part, _ROWS_AT_ONCE) for part in (y_RD, weights_Rk, experts_Rk))
+        return torch.cat([self._few(y, w, e) for y, w, e in zip(*parts, strict=True)])
 
     def _few(self, y: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         gate_up = torch.einsum("rd,rkid->rki", y, self.gate_up_proj[experts])

@@ -11,6 +11,7 @@ class Plan:
 
     num_steps `K`, topk `k`, verify_width `N` as in SpeculativeConfig; `K = 0` is plain decoding with one node.
     sampled: some row has a temperature above 0. filtered: some row uses top-k, top-p or min-p.
+    max_top_k: every sampled row has `1 <= top_k <= max_top_k`, or neither top-k nor top-p; 0 when that does not hold.
     coupled: drafts use the target's noise. draft_offset: the assistant's constant position is `P + draft_offset`.
     """
 
@@ -19,6 +20,7 @@ class Plan:
     verify_width: int
     sampled: bool = False
     filtered: bool = False
+    max_top_k: int = 0
     coupled: bool = True
     draft_offset: int = 0
 

@@ -1,0 +1,147 @@
+"""Drafting over frozen keys and values: the assistant proposes a chain or a tree of tokens for every request.
+
+The drafter reads the target's rows `[0, P)` from one constant position and writes nothing. Its logits go through the
+target's own sampling rule with the target's own noise (architecture 4.3), so at a temperature above 0 the children of a
+node are the best of its perturbed logits; nothing here can change what is emitted, only how much an iteration emits.
+
+B requests, F frontier nodes, k children, C candidate tokens, M scored nodes, E backbone width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from frostline.cache.pool import KVCache
+from frostline.model.assistant import Assistant
+from frostline.model.attention import FrozenContext
+from frostline.model.decoder import Decoder
+from frostline.runner.rows import Rows
+from frostline.runner.sampling import SamplingRows, choose, perturb
+from frostline.speculative.pair import Pair
+from frostline.speculative.plan import Plan
+from frostline.speculative.tree import DraftTree, chain, select_tree, top_children
+from frostline.types import Group
+
+
+def draft(
+    pair: Pair,
+    cache: KVCache,
+    rows: Rows,
+    rows_B: Tensor,
+    tables: Mapping[Group, Tensor],
+    plan: Plan,
+    kv_bound: int,
+) -> DraftTree:
+    """The nodes that verify will check, root first: [B, N]."""
+    bonus_B, length_B = rows.bonus[rows_B], rows.length[rows_B]
+    if plan.num_steps == 0:
+        return chain(bonus_B, bonus_B.new_empty((bonus_B.shape[0], 0)))
+    assert pair.assistant is not None, "a plan with draft steps needs an assistant"
+    context = FrozenContext(
+        cache,
+        pair.target.spec,
+        pair.assistant.rotary,
+        tables=tables,
+        length_B=length_B,
+        offset=plan.draft_offset,
+        kv_bound=kv_bound,
+    )
+    drafter = _Drafter(pair.target, pair.assistant, context, rows.sampling(rows_B), length_B, plan)
+    hidden_B1E = rows.hidden[rows_B].unsqueeze(1)
+    if plan.is_chain:
+        return _chain(drafter, bonus_B, hidden_B1E, plan)
+    return _tree(drafter, bonus_B, hidden_B1E, plan)
+
+
+class _Drafter:
+    """One draft step for a frontier of F nodes per request; keeps what is constant over the iteration."""
+
+    def __init__(
+        self,
+        target: Decoder,
+        assistant: Assistant,
+        context: FrozenContext,
+        sampling: SamplingRows,
+        length_B: Tensor,
+        plan: Plan,
+    ) -> None:
+        self._target, self._assistant, self._context = target, assistant, context
+        self._sampling, self._length_B, self._plan = sampling, length_B, plan
+
+    def __call__(self, depth: int, token_BF: Tensor, hidden_BFE: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Children of the frontier nodes at `depth`: (scores [B * F, C], token ids or None, next hidden [B, F, E]).
+
+        A node at depth d stands at position P + d, so its children are drawn with the noise of position P + d + 1.
+        """
+        width = token_BF.shape[1]
+        u, hidden = self._assistant.step(self._target.embed(token_BF), hidden_BFE, self._context)
+        found = self._assistant.head(u.flatten(0, 1))
+        sampling, position = self._sampling, self._length_B + (depth + 1)
+        if width > 1:
+            sampling, position = sampling.repeat(width), position.repeat_interleave(width)
+        scores = perturb(
+            found.logits,
+            sampling,
+            position,
+            found.token_ids,
+            sampled=self._plan.sampled and self._plan.coupled,
+            filtered=self._plan.filtered,
+            max_top_k=self._plan.max_top_k,
+        )
+        return scores, found.token_ids, hidden
+
+
+def _named(index: Tensor, token_ids: Tensor | None) -> Tensor:
+    return index if token_ids is None else token_ids.gather(1, index)
+
+
+def _chain(drafter: _Drafter, bonus_B: Tensor, hidden_B1E: Tensor, plan: Plan) -> DraftTree:
+    token_B1, drafts = bonus_B.unsqueeze(1), []
+    for depth in range(plan.num_steps):
+        scores, ids, hidden_B1E = drafter(depth, token_B1, hidden_B1E)
+        token_B1 = _named(choose(scores).unsqueeze(1), ids)
+        drafts.append(token_B1)
+    return chain(bonus_B, torch.cat(drafts, dim=1))
+
+
+def _tree(drafter: _Drafter, bonus_B: Tensor, hidden_B1E: Tensor, plan: Plan) -> DraftTree:
+    """EAGLE-2 style growth (arXiv 2406.16858): expand the k best nodes of each level, then keep the best N - 1 of all.
+
+    A node's score is the sum of its path's log-probabilities, greedy, or of the same over perturbed logits otherwise;
+    it never exceeds its parent's, so a kept node's ancestors are kept too.
+    """
+    k, batch = plan.topk, bonus_B.shape[0]
+    token, hidden = bonus_B.unsqueeze(1), hidden_B1E
+    score = torch.zeros_like(token, dtype=torch.float64)
+    index = torch.full_like(token, -1)
+    tokens, cumulative, parents, depths = [], [], [], []
+    offset = 0
+    for depth in range(plan.num_steps):
+        width = token.shape[1]
+        raw, ids, next_hidden = drafter(depth, token, hidden)
+        value, child = top_children(raw.log_softmax(-1), k)
+        child_score = (score.unsqueeze(2) + value.view(batch, width, k)).flatten(1)
+        child_token = _named(child, ids).view(batch, width * k)
+        tokens.append(child_token)
+        cumulative.append(child_score)
+        parents.append(index.repeat_interleave(k, dim=1))
+        depths.append(torch.full_like(child_token, depth + 1))
+        if depth + 1 == plan.num_steps:
+            break
+        score, best = top_children(child_score, k)
+        token = child_token.gather(1, best)
+        origin = best.div(k, rounding_mode="floor").unsqueeze(2)
+        hidden = next_hidden.gather(1, origin.expand(-1, -1, next_hidden.shape[2]))
+        index = best + offset
+        offset += width * k
+    return select_tree(
+        bonus_B,
+        torch.cat(tokens, dim=1),
+        torch.cat(cumulative, dim=1),
+        torch.cat(parents, dim=1),
+        torch.cat(depths, dim=1),
+        plan.verify_width,
+    )

@@ -1,0 +1,274 @@
+"""The device side of the engine: owns models, KV pools and rows, and runs steps in order.
+
+Knows rows and pages by number; whose they are, and when a request ends, is the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from frostline.cache.pool import KVCache
+from frostline.config import DraftPosition, EngineConfig, SpeculativeConfig
+from frostline.errors import ConfigError
+from frostline.model.attention import PagedContext
+from frostline.model.dtypes import resolve_dtype
+from frostline.model.dummy import dummy_assistant, dummy_target
+from frostline.model.loader import load_assistant, load_target
+from frostline.model.pair import check_pair
+from frostline.model.resolve import find_draft, resolve_model
+from frostline.model.spec import assistant_spec, read_config, target_spec
+from frostline.runner.memory import plan_pages
+from frostline.runner.rows import Rows, RowValues
+from frostline.runner.sampling import choose, perturb
+from frostline.speculative.iteration import Run, iterate
+from frostline.speculative.pair import Pair
+from frostline.speculative.plan import Plan
+from frostline.speculative.step import DraftNodes, PrefillChunk, RunResult, SeedResult, Step, StepResult
+from frostline.types import GROUPS, Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Seeds:
+    """First tokens of the rows of one padded prefill batch; `last` says which of them ended their prompt."""
+
+    chunks: tuple[PrefillChunk, ...]
+    token_B: Tensor
+    finite_B: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFlight:
+    """A launched step: device tensors that `collect` reads."""
+
+    step: Step
+    seeds: tuple[_Seeds, ...]
+    run: Run | None
+
+
+class DeviceExecutor:
+    """Runs steps on one device. record_nodes: also return every drafted tree, for the drafting oracle.
+
+    `kv_pages` of the engine config bounds each group's pages; None sizes both pools from free memory.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        *,
+        speculative: SpeculativeConfig,
+        engine: EngineConfig,
+        record_nodes: bool = False,
+    ) -> None:
+        if pair.assistant is None and speculative.num_steps:
+            raise ConfigError("drafting needs an assistant; name one with draft=PATH or set num_steps=0")
+        self.pair, self.spec, self._record = pair, pair.target.spec, record_nodes
+        self._engine, self.verify_width, self.page_size = engine, speculative.verify_width, engine.page_size
+        self.max_context = min(engine.max_model_len or self.spec.max_positions, self.spec.max_positions)
+        if engine.max_model_len is not None and engine.max_model_len > self.spec.max_positions:
+            raise ConfigError(
+                f"max_model_len {engine.max_model_len} is above the model's {self.spec.max_positions} positions"
+            )
+        self.num_rows = engine.max_num_seqs + 1
+        self.draft_position = self._draft_position(speculative.draft_position)
+        dtype, device = pair.target.dtype, pair.target.device
+        table_width = -(-(self.max_context + 2 * self.verify_width) // self.page_size)
+        layouts = plan_pages(
+            self.spec, table_width=table_width, engine=engine, element_size=dtype.itemsize, device=device
+        )
+        self._cache = KVCache(layouts, page_size=self.page_size, dtype=dtype, device=device)
+        # A group without layers still has page numbers, so that the engine need not know which groups exist.
+        most = max(layout.num_pages for layout in layouts.values())
+        self.num_pages: Mapping[Group, int] = {
+            group: layouts[group].num_pages if group in layouts else most for group in GROUPS
+        }
+        self._depths: dict[int, int] = {}
+        self._rows = Rows(
+            self.num_rows,
+            hidden_size=self.spec.hidden_size,
+            table_width=table_width,
+            groups=tuple(layouts),
+            dtype=dtype,
+            device=device,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        model: str,
+        draft: str,
+        *,
+        speculative: SpeculativeConfig,
+        engine: EngineConfig,
+        device: str,
+        dtype: str = "auto",
+        dummy_weights: bool = False,
+    ) -> DeviceExecutor:
+        """Load a pair from folders, bundled names or the hub. draft "auto" without an assistant decodes plainly.
+
+        dummy_weights: random weights of the configs' shapes, made on the device; the folders need only config.json.
+        Raises ModelError, PairError or ConfigError.
+        """
+        pair = load_pair(model, draft, device=device, dtype=dtype, dummy_weights=dummy_weights)
+        if pair.assistant is None:
+            speculative = replace(speculative, num_steps=0, topk=1, num_draft_tokens=None)
+        return cls(pair, speculative=speculative, engine=engine)
+
+    def with_speculative(self, speculative: SpeculativeConfig, *, record_nodes: bool = False) -> DeviceExecutor:
+        """Another executor over the same weights, with pools and rows of its own."""
+        return DeviceExecutor(self.pair, speculative=speculative, engine=self._engine, record_nodes=record_nodes)
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> InFlight:
+        """Run the step's device work in its order; nothing is read back here."""
+        if step.inits:
+            self._rows.admit(
+                [
+                    RowValues(
+                        row=init.row,
+                        temperature=init.temperature,
+                        top_k=init.top_k,
+                        top_p=init.top_p,
+                        min_p=init.min_p,
+                        seed=init.seed,
+                        depth=init.depth,
+                    )
+                    for init in step.inits
+                ]
+            )
+        for growth in step.growth:
+            if growth.group in self._cache.pools:
+                self._rows.grow(growth.group, growth.row, growth.start, growth.pages)
+        self._depths.update({init.row: init.depth for init in step.inits})
+        seeds = tuple(self._prefill(chunks, step.plan) for chunks in alike(step.prefill))
+        run = None
+        if step.rows:
+            rows_B = self._rows.index(step.rows)
+            run = iterate(self.pair, self._cache, self._rows, rows_B, step.plan, step.kv_bound)
+        return InFlight(step=step, seeds=seeds, run=run)
+
+    @torch.inference_mode()
+    def collect(self, flight: InFlight) -> StepResult:
+        """Wait for the step and read it. Pages of a request whose numbers were not finite are zeroed."""
+        seeds = [
+            SeedResult(row=chunk.row, token=token, finite=finite)
+            for batch in flight.seeds
+            for chunk, token, finite in zip(batch.chunks, batch.token_B.tolist(), batch.finite_B.tolist(), strict=True)
+            if chunk.last or not finite
+        ]
+        runs = [] if flight.run is None else self._read_run(flight.step, flight.run)
+        failed = [seed.row for seed in seeds if not seed.finite] + [run.row for run in runs if not run.finite]
+        if failed:
+            self._scrub(failed)
+        return StepResult(seeds=tuple(seeds), runs=tuple(runs))
+
+    def _prefill(self, chunks: tuple[PrefillChunk, ...], plan: Plan) -> _Seeds:
+        """One padded forward for chunks of similar length; the last row of each becomes its row's seed."""
+        width = max(len(chunk.tokens) for chunk in chunks)
+        pad = self.spec.pad_token_id
+        padded = [token for c in chunks for token in (*c.tokens, *[pad] * (width - len(c.tokens)))]
+        token_BQ = self._rows.index(padded).view(len(chunks), width)
+        length_B = self._rows.index([len(chunk.tokens) for chunk in chunks])
+        rows_B, start_B = self._rows.index([c.row for c in chunks]), self._rows.index([c.start for c in chunks])
+        target, sampling = self.pair.target, self._rows.sampling(rows_B)
+        context = PagedContext(
+            self._cache,
+            self.spec,
+            target.rotary,
+            tables=self._rows.batch_tables(rows_B),
+            base_B=start_B,
+            width=width,
+            kv_bound=max(chunk.start for chunk in chunks) + width,
+            length_B=length_B,
+        )
+        hidden_BD = target(token_BQ, context, last=length_B - 1).squeeze(1)
+        end_B = start_B + length_B
+        scores = perturb(
+            target.logits(hidden_BD),
+            sampling,
+            end_B,
+            sampled=plan.sampled,
+            filtered=plan.filtered,
+            max_top_k=plan.max_top_k,
+        )
+        token_B = choose(scores)
+        self._rows.seed(rows_B, end_B, token_B, hidden_BD)
+        return _Seeds(chunks=chunks, token_B=token_B, finite_B=hidden_BD.isfinite().all(1))
+
+    def _read_run(self, step: Step, run: Run) -> list[RunResult]:
+        tokens, counts, finite = run.tokens_BK.tolist(), run.count_B.tolist(), run.finite_B.tolist()
+        nodes: list[DraftNodes | None] = [None] * len(step.rows)
+        if self._record:
+            pairs = zip(run.tree.token_BN.tolist(), run.tree.parent_BN.tolist(), strict=True)
+            nodes = [DraftNodes(tokens=tuple(token), parents=tuple(parent)) for token, parent in pairs]
+        return [
+            RunResult(
+                row=row,
+                tokens=tuple(tokens[i][: counts[i]]),
+                drafted=min(self._depths[row], step.plan.num_steps),
+                finite=finite[i],
+                nodes=node,
+            )
+            for i, (row, node) in enumerate(zip(step.rows, nodes, strict=True))
+        ]
+
+    def _scrub(self, rows: list[int]) -> None:
+        rows_B = self._rows.index(rows)
+        for group, pool in self._cache.pools.items():
+            pool.scrub(self._rows.tables[group][rows_B].flatten())
+        self._rows.hidden.index_fill_(0, rows_B, 0)
+
+    def _draft_position(self, wanted: DraftPosition) -> DraftPosition:
+        assistant = self.pair.assistant
+        if wanted != "auto" or assistant is None:
+            return wanted
+        return assistant.spec.draft_position or "auto"
+
+
+def load_pair(model: str, draft: str, *, device: str, dtype: str, dummy_weights: bool = False) -> Pair:
+    """Load a target and, unless draft is "none" or "auto" finds none, its assistant, after checking that they fit."""
+    place = torch.device(resolve_device(device))
+    folder = resolve_model(model, weights=not dummy_weights)
+    spec = target_spec(read_config(folder))
+    chosen = resolve_dtype(dtype, config_dtype=spec.dtype, device=place)
+    draft_folder = find_draft(model, draft, weights=not dummy_weights)
+    drafter = None if draft_folder is None else assistant_spec(read_config(draft_folder))
+    if drafter is not None:
+        check_pair(spec, drafter, target_folder=folder, assistant_folder=draft_folder)
+    assistant = None
+    if dummy_weights:
+        target = dummy_target(spec, dtype=chosen, device=place)
+        if drafter is not None:
+            assistant = dummy_assistant(drafter, spec, dtype=chosen, device=place).eval()
+    else:
+        target = load_target(folder, dtype=chosen, device=place)
+        if draft_folder is not None:
+            assistant = load_assistant(draft_folder, spec, dtype=chosen, device=place).eval()
+    return Pair(target=target.eval(), assistant=assistant)
+
+
+def resolve_device(name: str) -> str:
+    """ "auto" is a GPU where there is one. Raises ConfigError for a device that is not there."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError:
+        raise ConfigError(f"device {name!r} is not known; use cpu, cuda or cuda:N") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: this machine has no CUDA GPU that torch can use; use --device cpu")
+    return name
+
+
+def alike(chunks: tuple[PrefillChunk, ...]) -> list[tuple[PrefillChunk, ...]]:
+    """Chunks grouped so that padding to the longest of a group at most doubles a chunk."""
+    groups: list[list[PrefillChunk]] = []
+    for chunk in sorted(chunks, key=lambda c: len(c.tokens), reverse=True):
+        if groups and 2 * len(chunk.tokens) >= len(groups[-1][0].tokens):
+            groups[-1].append(chunk)
+        else:
+            groups.append([chunk])
+    return [tuple(group) for group in groups]

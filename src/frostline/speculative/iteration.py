@@ -1,0 +1,111 @@
+"""One iteration as a function of device state: draft, verify, accept, compact, seed (architecture 4.1).
+
+It reads and writes only row-indexed tensors and KV pools, has shapes fixed by (batch, plan, kv_bound), and never waits
+for the device. Emitted tokens do not depend on the drafts: each node's token is chosen by the one sampling rule, and the
+walk only decides how many of them this iteration may emit.
+
+B requests, N nodes, K steps, D hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from frostline.cache.pool import KVCache
+from frostline.model.attention import PagedContext, TreeRows, slots_of
+from frostline.runner.rows import Rows
+from frostline.runner.sampling import choose, perturb
+from frostline.speculative.accept import accept_walk
+from frostline.speculative.draft import draft
+from frostline.speculative.pair import Pair
+from frostline.speculative.plan import Plan
+from frostline.speculative.tree import DraftTree
+from frostline.types import Group
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one iteration committed: tokens [B, K + 1], of which the first count [B] are real, the last of them the bonus.
+
+    finite [B]: False where the accepted rows' hidden states held NaN or infinity. tree: the nodes that were verified.
+    """
+
+    tokens_BK: Tensor
+    count_B: Tensor
+    finite_B: Tensor
+    tree: DraftTree
+
+
+def iterate(pair: Pair, cache: KVCache, rows: Rows, rows_B: Tensor, plan: Plan, kv_bound: int) -> Run:
+    """Advance the requests in rows_B [B] by one run each. kv_bound: a host value, at least `P + N` of each of them."""
+    tables, length_B = rows.batch_tables(rows_B), rows.length[rows_B]
+    tree = draft(pair, cache, rows, rows_B, tables, plan, kv_bound)
+    hidden_BND, choice_BN = _verify(pair, cache, rows, rows_B, tables, tree, plan, kv_bound)
+    path_BK, accepted_B = accept_walk(tree, choice_BN, rows.depth[rows_B], plan.num_steps)
+    if not plan.is_chain:
+        _compact(cache, tables, length_B, path_BK, accepted_B)
+    tokens_BK = choice_BN.gather(1, path_BK)
+    accepted_B1 = accepted_B.unsqueeze(1)
+    path_hidden = hidden_BND.gather(1, path_BK.unsqueeze(2).expand(-1, -1, hidden_BND.shape[2]))
+    # The path is padded with its last node, so its last row is the last accepted one.
+    rows.seed(rows_B, length_B + accepted_B + 1, tokens_BK.gather(1, accepted_B1).squeeze(1), path_hidden[:, -1])
+    return Run(
+        tokens_BK=tokens_BK,
+        count_B=accepted_B + 1,
+        finite_B=path_hidden.isfinite().flatten(1).all(1),
+        tree=tree,
+    )
+
+
+def _verify(
+    pair: Pair,
+    cache: KVCache,
+    rows: Rows,
+    rows_B: Tensor,
+    tables: Mapping[Group, Tensor],
+    tree: DraftTree,
+    plan: Plan,
+    kv_bound: int,
+) -> tuple[Tensor, Tensor]:
+    """One target forward over all nodes: (hidden [B, N, D], the token that the rule emits after each node [B, N])."""
+    target, length_B, width = pair.target, rows.length[rows_B], plan.verify_width
+    context = PagedContext(
+        cache,
+        target.spec,
+        target.rotary,
+        tables=tables,
+        base_B=length_B,
+        width=width,
+        kv_bound=kv_bound,
+        tree=None if plan.is_chain else TreeRows(depth_BN=tree.depth_BN, ancestors_BN=tree.ancestors_BN),
+    )
+    hidden = target(tree.token_BN, context)
+    scores = perturb(
+        target.logits(hidden).flatten(0, 1),
+        rows.sampling(rows_B).repeat(width),
+        (length_B.unsqueeze(1) + tree.depth_BN + 1).flatten(),
+        sampled=plan.sampled,
+        filtered=plan.filtered,
+        max_top_k=plan.max_top_k,
+    )
+    return hidden, choose(scores).view(-1, width)
+
+
+def _compact(
+    cache: KVCache, tables: Mapping[Group, Tensor], length_B: Tensor, path_BK: Tensor, accepted_B: Tensor
+) -> None:
+    """Move the accepted nodes' rows to the first rows above the frost line, in every layer of both pools.
+
+    Bounded by the path's width, not the tree's. Past the accepted depth a row is copied onto itself.
+    """
+    depth_K = torch.arange(1, path_BK.shape[1], device=path_BK.device)
+    kept = depth_K <= accepted_B.unsqueeze(1)
+    source = length_B.unsqueeze(1) + torch.where(kept, path_BK[:, 1:], depth_K)
+    destination = (length_B.unsqueeze(1) + depth_K).expand_as(source)
+    for group, pool in cache.pools.items():
+        from_slots, to_slots = (slots_of(tables[group], row, cache.page_size) for row in (source, destination))
+        pool.copy(from_slots.flatten(), to_slots.flatten())
