@@ -28,16 +28,6 @@ def bundled_path(name: str) -> Path:
     raise ModelError(f"no bundled model {name!r}; bundled here: {listing}")
 
 
-def resolve_model(name: str) -> str:
-    """`frostline/NAME` becomes the bundled folder; anything else (a path, a hub id) is returned as it is.
-
-    A folder of the user's own at that relative path goes first.
-    """
-    if name.startswith(PREFIX) and not Path(name).exists():
-        return str(bundled_path(name))
-    return name
-
-
 def _roots() -> list[Path]:
     package = Path(__file__).resolve().parent
     checkout = package.parents[1]

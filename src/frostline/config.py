@@ -14,6 +14,7 @@ DraftPosition = Literal["auto", "P", "P-1"]
 DraftSampling = Literal["coupled", "argmax"]
 Schedule = Literal["sync"]
 
+DEFAULT_STEPS = 4
 MAX_STEPS = 8
 MAX_TOPK = 8
 MAX_DRAFT_TOKENS = 64
@@ -35,7 +36,7 @@ class SpeculativeConfig:
     Raises ConfigError, with the rule that was broken, for a combination that cannot be honoured.
     """
 
-    num_steps: int = 4
+    num_steps: int = DEFAULT_STEPS
     topk: int = 1
     num_draft_tokens: int | None = None
     draft_position: DraftPosition = "auto"
@@ -66,6 +67,34 @@ class SpeculativeConfig:
                 f"num_steps {k_steps} and topk {self.topk} make at most {tree_capacity(k_steps, self.topk)} nodes, "
                 f"root included; got num_draft_tokens {width}"
             )
+
+    @classmethod
+    def derive(
+        cls,
+        *,
+        num_steps: int | None = None,
+        topk: int | None = None,
+        num_draft_tokens: int | None = None,
+        draft_position: DraftPosition = "auto",
+        draft_sampling: DraftSampling = "coupled",
+    ) -> SpeculativeConfig:
+        """A config from what a user gave; None is "not given", and only what was not given is derived.
+
+        topk: 1. num_steps: 4, or as deep as num_draft_tokens allows (`N - 1` for a chain, at most 4 for a tree).
+        Raises ConfigError, with the rule, for given values that contradict each other.
+        """
+        branching = 1 if topk is None else topk
+        steps = num_steps
+        if steps is None and num_draft_tokens is not None:
+            deepest = max(num_draft_tokens - 1, 0)
+            steps = deepest if branching == 1 else min(DEFAULT_STEPS, deepest)
+        return cls(
+            num_steps=DEFAULT_STEPS if steps is None else steps,
+            topk=branching,
+            num_draft_tokens=num_draft_tokens,
+            draft_position=draft_position,
+            draft_sampling=draft_sampling,
+        )
 
     @property
     def verify_width(self) -> int:

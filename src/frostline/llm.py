@@ -31,7 +31,8 @@ class LLM:
 
     model: a local folder, a bundled model ("frostline/tiny") or a hub id. draft: "auto" (`<model>-assistant`), "none",
     or as `model`. speculative: how far and wide to draft. tokenizer: another place to take it from; a model without one
-    takes token ids only. The other options are those of EngineConfig.
+    takes token ids only. dummy_weights: random weights in the shapes of the configs, made on the device. The other
+    options are those of EngineConfig.
 
     Raises ModelError, PairError or ConfigError, each with the remedy, for whatever cannot be loaded.
     """
@@ -46,6 +47,7 @@ class LLM:
         device: str = "cpu",
         dtype: str = "auto",
         tokenizer: str | None = None,
+        dummy_weights: bool = False,
         max_num_seqs: int = 64,
         max_model_len: int | None = None,
         max_prefill_tokens: int = 2048,
@@ -66,9 +68,17 @@ class LLM:
         # Imported here, so that an LLM on another executor needs no torch.
         from frostline.speculative.executor import DeviceExecutor
 
-        folder = resolve_model(model)
+        folder = resolve_model(model, weights=not dummy_weights)
         defaults = GenerationDefaults.load(folder)
-        executor = DeviceExecutor.load(model, draft, speculative=speculative, engine=config, device=device, dtype=dtype)
+        executor = DeviceExecutor.load(
+            model,
+            draft,
+            speculative=speculative,
+            engine=config,
+            device=device,
+            dtype=dtype,
+            dummy_weights=dummy_weights,
+        )
         if executor.verify_width == 1:  # "auto" found no assistant
             speculative = _without_drafts(speculative)
         spec = executor.spec

@@ -1,0 +1,106 @@
+"""Opens an engine for a command, and gathers the prompts that the user gave.
+
+The engine is imported here and nowhere else in this package, when a command runs and not before: `--help` needs no
+torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from frostline.cli.dialects import Speculation
+from frostline.cli.options import ModelOptions
+from frostline.config import SpeculativeConfig
+from frostline.errors import ConfigError
+from frostline.requirements import check_requirements
+from frostline.types import RequestOutput, SamplingParams
+
+Prompt = str | Sequence[int]
+STDIN = "-"
+
+
+class Generator(Protocol):
+    """The part of `frostline.llm.LLM` that commands use, so that tests can stand in for it."""
+
+    @property
+    def speculative(self) -> SpeculativeConfig: ...
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling_params: SamplingParams, *, use_tqdm: bool | None = None
+    ) -> list[RequestOutput]: ...
+
+    def chat(self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams) -> list[RequestOutput]: ...
+
+    def with_speculative(self, speculative: SpeculativeConfig) -> Generator: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+def open_llm(model: ModelOptions, speculation: Speculation, *, must_draft: bool = False) -> Generator:
+    """Loads the pair. must_draft: an error instead of plain decoding where "auto" finds no assistant.
+
+    Raises FrostlineError for whatever does not fit, before or while loading.
+    """
+    check_requirements()
+    from frostline.llm import LLM
+
+    llm = LLM(
+        model=model.model,
+        draft=speculation.draft,
+        speculative=speculation.config,
+        schedule="sync",
+        device=resolve_device(model.device),
+        dtype=model.dtype,
+        dummy_weights=model.dummy_weights,
+    )
+    require_drafts(llm, model, wanted=must_draft or speculation.explicit)
+    return llm
+
+
+def require_drafts(llm: Generator, model: ModelOptions, *, wanted: bool) -> None:
+    """Raises ConfigError where drafts are wanted and the engine has no assistant to make them."""
+    if wanted and llm.speculative.num_steps == 0:
+        raise ConfigError(
+            f"drafts were asked for and no assistant was found beside {model.model}; name one with --draft PATH, or "
+            "decode plainly with --draft none"
+        )
+
+
+def resolve_device(device: str) -> str:
+    """ "auto" is cuda where there is one. Raises ConfigError for a cuda that is not there."""
+    import torch
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:INDEX, got {device!r}") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--device {device}: no CUDA device is available; use cpu or auto")
+    return device
+
+
+def gather_prompts(prompts: Sequence[str] | None, prompt_file: Path | None) -> list[str]:
+    """Prompts in the order given, "-" read from standard input, then one per line of the file, blank lines skipped.
+
+    Raises ConfigError for an empty prompt or a file that cannot be read as UTF-8.
+    """
+    gathered = [sys.stdin.read() if prompt == STDIN else prompt for prompt in prompts or ()]
+    if prompt_file is not None:
+        try:
+            lines = prompt_file.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ConfigError(f"--prompt-file {prompt_file}: {error.strerror}; check the path") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"--prompt-file {prompt_file} is not UTF-8 (byte {error.start}); convert it") from None
+        gathered += [line for line in lines if line.strip()]
+        if not gathered:
+            raise ConfigError(f"--prompt-file {prompt_file} holds no prompt; write one per line")
+    for number, prompt in enumerate(gathered, start=1):
+        if not prompt:
+            raise ConfigError(f"prompt {number} is empty; give it at least one character")
+    return gathered

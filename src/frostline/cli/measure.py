@@ -1,0 +1,107 @@
+"""What the commands count and time: modes to compare, counters summed over requests, one timed call.
+
+Knows the engine only as something that generates; no tensors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from frostline.cli.loading import Generator, Prompt
+from frostline.config import SpeculativeConfig
+from frostline.errors import ConfigError
+from frostline.types import RequestOutput, SamplingParams
+
+MODES = ("plain", "chain", "tree")
+DEFAULT_TREE_TOPK = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Counters summed over requests. run_tokens: tokens that runs gave, so without each request's first token."""
+
+    requests: int
+    tokens: int
+    iterations: int
+    run_tokens: int
+    drafted: int
+    drafted_per_depth: tuple[int, ...]
+    accepted_per_depth: tuple[int, ...]
+
+    @classmethod
+    def of(cls, outputs: Iterable[RequestOutput]) -> Totals:
+        done = list(outputs)
+        return cls(
+            requests=len(done),
+            tokens=sum(len(completion.token_ids) for output in done for completion in output.outputs),
+            iterations=sum(output.stats.iterations for output in done),
+            run_tokens=sum(sum(output.stats.run_lengths) for output in done),
+            drafted=sum(output.stats.drafted for output in done),
+            drafted_per_depth=_sum_by_depth([output.stats.drafted_per_depth for output in done]),
+            accepted_per_depth=_sum_by_depth([output.stats.accepted_per_depth for output in done]),
+        )
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens per run, bonus included; 0.0 without a run."""
+        return self.run_tokens / self.iterations if self.iterations else 0.0
+
+    @property
+    def acceptance_per_depth(self) -> tuple[float, ...]:
+        """Share of the runs that offered a draft at this depth in which it was accepted; depth 1 first."""
+        pairs = zip(self.accepted_per_depth, self.drafted_per_depth, strict=True)
+        return tuple(accepted / drafted if drafted else 0.0 for accepted, drafted in pairs)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "requests": self.requests,
+            "tokens": self.tokens,
+            "iterations": self.iterations,
+            "drafted": self.drafted,
+            "accept_length": round(self.accept_length, 4),
+            "acceptance_per_depth": [round(rate, 4) for rate in self.acceptance_per_depth],
+            "drafted_per_depth": list(self.drafted_per_depth),
+            "accepted_per_depth": list(self.accepted_per_depth),
+        }
+
+
+def modes_of(names: Sequence[str], config: SpeculativeConfig) -> dict[str, SpeculativeConfig]:
+    """The config of each mode: the user's depth, and the user's branching for the tree (2 where it was a chain).
+
+    Raises ConfigError for an unknown name, or a drafting mode where drafting is switched off.
+    """
+    chosen: dict[str, SpeculativeConfig] = {}
+    for name in names:
+        if name not in MODES:
+            raise ConfigError(f"unknown mode {name!r}; modes are {', '.join(MODES)}")
+        if name == "plain":
+            chosen[name] = replace(config, num_steps=0, topk=1, num_draft_tokens=None)
+            continue
+        if config.num_steps == 0:
+            raise ConfigError(f"mode {name} drafts and drafting is switched off; leave it out or allow drafts")
+        if name == "chain":
+            chosen[name] = replace(config, topk=1, num_draft_tokens=None)
+        else:
+            tree = replace(config, topk=DEFAULT_TREE_TOPK, num_draft_tokens=None)
+            chosen[name] = config if config.topk > 1 else tree
+    return chosen
+
+
+def widest(configs: Iterable[SpeculativeConfig]) -> SpeculativeConfig:
+    """The config to load a pair with when it shall then run all of these."""
+    return max(configs, key=lambda config: config.verify_width)
+
+
+def timed(generator: Generator, prompts: Sequence[Prompt], params: SamplingParams) -> tuple[list[RequestOutput], float]:
+    """Outputs, and the seconds from the call to the last token, prefill included."""
+    start = time.perf_counter()
+    outputs = generator.generate(prompts, params, use_tqdm=False)
+    return outputs, time.perf_counter() - start
+
+
+def _sum_by_depth(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    depth = max((len(row) for row in counts), default=0)
+    return tuple(sum(row[d] for row in counts if d < len(row)) for d in range(depth))

@@ -1,0 +1,120 @@
+"""How commands print: text and tables for people on stdout, JSON for programs, remarks on stderr.
+
+Knows the shape of results and nothing of how they came about.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from frostline import __version__
+from frostline.cli.loading import resolve_device
+from frostline.types import RequestOutput
+
+PIPE_WIDTH = 140
+
+
+def stdout() -> Console:
+    """A pipe or a file has no width of its own, and a table in it must not lose figures."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, PIPE_WIDTH)
+    return console
+
+
+def remark(line: str) -> None:
+    """One line for the user that is not part of the result."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(line, style="dim"))
+
+
+def write_json(value: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def rates(values: Sequence[float]) -> str:
+    """Acceptance per depth, depth 1 first."""
+    return " ".join(f"{value:.2f}" for value in values) or "-"
+
+
+def figure_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table with the first column to the left and figures to the right."""
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, title_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def output_json(output: RequestOutput) -> dict[str, Any]:
+    """One request, with the same names as the Python API."""
+    stats = output.stats
+    return {
+        "request_id": output.request_id,
+        "prompt": output.prompt,
+        "prompt_tokens": len(output.prompt_token_ids),
+        "seed": output.seed,
+        "outputs": [
+            {
+                "text": completion.text,
+                "token_ids": list(completion.token_ids),
+                "finish_reason": completion.finish_reason,
+                "stop_reason": completion.stop_reason,
+            }
+            for completion in output.outputs
+        ],
+        "stats": {
+            "accept_length": round(stats.accept_length, 4),
+            "iterations": stats.iterations,
+            "drafted": stats.drafted,
+            "drafted_per_depth": list(stats.drafted_per_depth),
+            "accepted_per_depth": list(stats.accepted_per_depth),
+            "run_lengths": list(stats.run_lengths),
+        },
+    }
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What a figure depends on: commit, versions, device, threads."""
+    import torch
+
+    device = resolve_device(device)
+    on_gpu = device.startswith("cuda")
+    return {
+        "frostline": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": metadata.version("transformers"),
+        "device": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this file lies in, with "+" when files differ from it; None when installed."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty=+", "--abbrev=12"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip()

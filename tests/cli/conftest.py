@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from frostline.cli import demo, loading
+from frostline.cli.app import app
+from frostline.cli.dialects import Speculation
+from frostline.cli.heldout import HeldOut
+from frostline.cli.options import ModelOptions
+from tests.cli.fakes import FakeLLM
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run() -> Run:
+    """Runs the command as a user would; stdout, stderr and exit code come back."""
+
+    def invoke(*args: str, stdin: str | None = None) -> Result:
+        return CliRunner().invoke(app, list(args), input=stdin, catch_exceptions=False, prog_name="frostline")
+
+    return invoke
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeLLM]:
+    """Stands in for the engine; the list holds each one that a command opened."""
+    opened: list[FakeLLM] = []
+
+    def open_llm(model: ModelOptions, speculation: Speculation, *, must_draft: bool = False) -> FakeLLM:
+        opened.append(FakeLLM(speculation.config))
+        return opened[-1]
+
+    def prompts(per_kind: int = 1) -> Sequence[HeldOut]:
+        return [HeldOut(kind="story", prompt="Once"), HeldOut(kind="maths", prompt="1 + 1")]
+
+    monkeypatch.setattr(loading, "open_llm", open_llm)
+    monkeypatch.setattr(demo, "held_out", prompts)
+    monkeypatch.setattr("frostline.cli.bench.held_out", prompts)
+    return opened
