@@ -115,11 +115,11 @@ def test_gsm8k_loses_its_marks_and_the_test_file_is_refused(tmp_path: Path) -> N
 
 
 def test_documentation_keeps_prose_only() -> None:
-    prose = "The loop runs until the condition is false, and the value of the last statement is then given back to the caller."
+    prose = "The loop runs until the condition is false, and the value of the last line is then given to the caller."
     page = f"""<p>{prose} Outside the body.</p><div role="main"><h1>Title</h1><p>{prose}</p><p>Too short.</p>
     <dl><dt>f(x, *, key=None)</dt><dd><p>{prose.replace("loop", "code<br>loop")}</p></dd></dl>
     <table><tr><td><p>{prose}</p></td></tr></table><div class="versionadded"><p>{prose}</p></div>
-    <p>Call f(a, b) with a=1, b_2=[3] and then x.y.z = g(h(i)) or else j[k] += {{l}} so that m == n and not p_q here.</p>
+    <p>Call f(a, b) with a=1, b_2=[3] and then x.y.z = g(h(i)) or else j[k] += {{l}} so that m == n and p_q.</p>
     </div>"""
     assert paragraphs(page) == [prose, prose.replace("loop", "codeloop")]
 

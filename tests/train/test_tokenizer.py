@@ -98,8 +98,14 @@ def _template(auto: Any, messages: list[dict[str, Any]], **options: Any) -> str:
 def test_template_writes_what_training_documents_hold(auto: Any) -> None:
     document = Document(
         kind="chat",
-        turns=(Turn("system", "Be kind."), Turn("user", "Hi"), Turn("model", "Hello!"), Turn("user", "Bye"), Turn("model", "Bye!")),
-    )  # fmt: skip
+        turns=(
+            Turn("system", "Be kind."),
+            Turn("user", "Hi"),
+            Turn("model", "Hello!"),
+            Turn("user", "Bye"),
+            Turn("model", "Bye!"),
+        ),
+    )
     roles = {"system": "system", "user": "user", "model": "assistant"}
     messages = [{"role": roles[t.role], "content": t.text} for t in document.turns]
     assert _template(auto, messages) + "<eos>" == document.render()
