@@ -20,8 +20,9 @@ class SamplingParams:
 
     temperature: 0 is greedy. top_k: 0 or -1 keeps all. top_p, min_p: probability bounds, applied after top_k in this
     order; a tie at a threshold is kept. seed: None draws one, reported in the output. max_tokens: new tokens, at most
-    what the context leaves; None takes all of it. stop: strings that end the text. stop_token_ids: tokens that end it, beside the model's own EOS list unless
-    ignore_eos. num_steps: this request's own draft depth, 0 to the engine's; None takes the engine's.
+    what the context leaves; None takes all of it. stop: strings that end the text. stop_token_ids: tokens that end it,
+    beside the model's own EOS list unless ignore_eos. num_steps: this request's own draft depth, 0 to the engine's;
+    None takes the engine's.
 
     Raises ConfigError for a value out of range.
     """

@@ -39,6 +39,10 @@ class SyncLoop:
     def abort(self, request_id: str) -> Request | None:
         return self._scheduler.abort(request_id)
 
+    def check(self) -> None:
+        """Integrity of rows and pages, at any time between ticks."""
+        self._scheduler.check()
+
     def abort_all(self) -> list[Request]:
         """Every request that is not over, ended; what a caller does when it cannot go on."""
         ids = [request.request_id for request in self._scheduler.unfinished()]

@@ -31,7 +31,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, model: str | Path, *, bos_token_id: int | None = None) -> Tokenizer:
-        """From a local folder, a bundled model or a hub id. Raises ModelError for one that is not there or unreadable."""
+        """From a local folder, a bundled model or a hub id. Raises ModelError for one that is missing or unreadable."""
         folder = resolve_model(model, weights=False)
         if not cls.is_in(folder):
             raise ModelError(f"{folder} has no tokenizer ({', '.join(_FILES)}); copy it there or name its folder")

@@ -1,0 +1,164 @@
+"""Random request mixes on the fake device side give what one-by-one plain decoding gives, and leave nothing behind."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from frostline.engine.engine import Engine
+from frostline.engine.request import Request
+from frostline.types import SamplingParams
+from tests.engine.fake_executor import FakeExecutor, hashed
+from tests.engine.harness import engine_on
+from tests.engine.plain import plain
+from tests.text.byte_level import EOS, byte_ids, byte_level
+
+# Few tokens, so that stop strings come up by chance; EOS and a special one among them, and bytes of split characters.
+CHOICES = (*byte_ids("aabbcc 한"), *byte_level().encode("the ", add_bos=False), EOS, 3)
+STOPS = ("ab", "bca", "한", "the a", "c c", "b\ufffd")
+MAX_CONTEXT = 48
+
+
+@dataclass(kw_only=True)
+class Mix:
+    """A case: the device's sizes, and per request when it comes and when, if ever, it is aborted."""
+
+    seed: int
+    rng: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+
+    def params(self, steps: int) -> SamplingParams:
+        rng = self.rng
+        return SamplingParams(
+            temperature=rng.choice([0.0, 1.0]),
+            top_k=rng.choice([-1, 0, 5]),
+            seed=rng.randrange(100),
+            max_tokens=rng.choice([1, 2, 3, 9, 20, 100, None]),
+            stop=rng.sample(STOPS, rng.choice([0, 0, 1, 2])),
+            stop_token_ids=tuple(rng.sample(CHOICES, rng.choice([0, 0, 0, 1]))),
+            ignore_eos=rng.random() < 0.3,
+            include_stop_str_in_output=rng.random() < 0.3,
+            skip_special_tokens=rng.random() < 0.8,
+            num_steps=rng.choice([None, None, 0, rng.randint(0, steps)]),
+        )
+
+    def device(self, steps: int, width: int) -> FakeExecutor:
+        rng = self.rng
+        page_size = rng.choice([1, 3, 4, 16])
+        one = -(-(MAX_CONTEXT + 2 * width) // page_size)
+        pages = {"sliding": one + 1 + rng.randint(0, 2 * one), "full": one + 1 + rng.randint(0, 2 * one)}
+        runs = random.Random(self.seed + 1)
+        return FakeExecutor(
+            hashed(CHOICES),
+            accept=lambda most: runs.randint(0, most),
+            num_rows=rng.randint(2, 7),
+            page_size=page_size,
+            num_pages=pages,
+            max_context=MAX_CONTEXT,
+            verify_width=width,
+        )
+
+
+def play(mix: Mix) -> None:
+    rng = mix.rng
+    steps, topk = rng.randint(0, 6), rng.choice([1, 1, 2])
+    topk = topk if steps else 1
+    width = steps + 1 if topk == 1 else min(steps + 3, 1 + 2 + (steps - 1) * 4)
+    budget = rng.choice([1, 5, 16, 64])
+    device = mix.device(steps, width)
+    engine = engine_on(device, steps=steps, topk=topk, width=width, budget=budget)
+    prompts = [[rng.choice(CHOICES) for _ in range(rng.randint(1, MAX_CONTEXT - 1))] for _ in range(rng.randint(1, 9))]
+    requests = [engine.request(prompt, mix.params(steps)) for prompt in prompts]
+    aborted = {request.request_id: rng.randrange(12) for request in requests if rng.random() < 0.2}
+    arrival = {request.request_id: rng.choice([0, 0, rng.randrange(12)]) for request in requests}
+    drive(engine, requests, arrival, aborted)
+    for request in requests:
+        check(request, was_aborted=request.request_id in aborted)
+    for step in device.steps:
+        assert sum(len(chunk.tokens) for chunk in step.prefill) <= budget
+    order = [init.prompt_len for step in device.steps for init in step.inits]
+    came = sorted((request for request in requests if request.scheduled), key=lambda r: arrival[r.request_id])
+    assert order == [request.prompt_len for request in came], "nobody overtakes the head of the queue"
+
+
+def drive(engine: Engine, requests: list[Request], arrival: dict[str, int], aborted: dict[str, int]) -> None:
+    waiting, tick = list(requests), 0
+    while waiting or not engine.loop.is_idle:
+        for request in [r for r in waiting if arrival[r.request_id] <= tick]:
+            engine.loop.add(request)
+            waiting.remove(request)
+        for request_id, when in aborted.items():
+            if when == tick:
+                engine.loop.abort(request_id)
+        for request in engine.loop.tick():
+            assert request.is_finished and request.row == 0 and not request.pages
+        engine.loop.check()
+        tick += 1
+        assert tick < 2000, "no progress"
+
+
+def check(request: Request, *, was_aborted: bool) -> None:
+    output = request.output()
+    (got,) = output.outputs
+    expected = plain(
+        request.prompt_ids,
+        request.params,
+        seed=request.seed,
+        next_token=hashed(CHOICES),
+        eos=(EOS,),
+        max_context=MAX_CONTEXT,
+        tokenizer=byte_level(),
+    )
+    if was_aborted and got.finish_reason == "abort":
+        assert got.token_ids == expected.token_ids[: len(got.token_ids)]
+        return
+    assert got == expected
+    stats = output.stats
+    assert len(got.token_ids) == 1 + sum(stats.run_lengths)
+    short = stats.iterations + sum(stats.accepted_per_depth) - sum(stats.run_lengths)
+    assert short in (0, 1) and len(stats.drafted_per_depth) <= request.depth
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_random_mixes_equal_plain_decoding(seed: int) -> None:
+    play(Mix(seed=seed))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_fixed_mixes_equal_plain_decoding(seed: int) -> None:
+    play(Mix(seed=seed))
+
+
+@pytest.mark.slow
+def test_many_mixes_equal_plain_decoding() -> None:
+    for seed in range(1000, 4000):
+        play(Mix(seed=seed))
+
+
+def test_reported_21_nothing_is_left_after_a_soak() -> None:
+    rng = random.Random(0)
+    device = FakeExecutor(hashed(CHOICES), accept=lambda most: rng.randint(0, most), num_rows=9, page_size=4)
+    engine = engine_on(device)
+    total, alive = 0, []
+    while total < 2000 or alive:
+        if total < 2000:
+            request = engine.request(
+                [rng.choice(CHOICES)] * rng.randint(1, 6), SamplingParams(max_tokens=rng.randint(1, 6), seed=total)
+            )
+            engine.loop.add(request)
+            alive.append(request)
+            total += 1
+        if rng.random() < 0.2 and alive:
+            engine.loop.abort(rng.choice(alive).request_id)
+        engine.loop.tick()
+        alive = [request for request in alive if not request.is_finished]
+        device.steps.clear()
+    engine.loop.check()
+    assert engine.loop.is_idle
