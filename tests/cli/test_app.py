@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,22 +15,22 @@ from tests.cli.conftest import Run
 @pytest.mark.parametrize("args", [[], ["generate"], ["bench", "latency"]])
 def test_help_is_fast_and_imports_no_torch(args: list[str]) -> None:
     code = (
-        "import sys\n"
+        "import sys, time\n"
         "from frostline.cli.app import app\n"
         f"try: app({[*args, '--help']!r})\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else 0)\n"
+        "sys.exit(f'imported {heavy}' if heavy else str(time.process_time()))\n"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    times = []
+    seconds = []
     for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=env)
-        times.append(time.perf_counter() - start)
-        assert done.returncode == 0, done.stderr
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=env)
         assert "Usage" in done.stdout
-    assert min(times) < 1.0  # 0.3 s on an idle machine; the bound leaves room for a busy one
+        assert "imported" not in done.stderr
+        seconds.append(float(done.stderr))
+    # 0.25 s on an idle machine. Processor time, the best of three, and room above: other work slows this one too.
+    assert min(seconds) < 0.75
 
 
 @pytest.mark.parametrize("command", [("demo",), ("generate",), ("inspect",), ("bench", "latency")])

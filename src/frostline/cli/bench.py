@@ -106,6 +106,7 @@ def latency(
         output.remark(notice)
     prompts = read_prompts(prompt_file, input_len)
     configs = modes_of(names, meaning.config)
+    model = replace(model, max_num_seqs=max(model.max_num_seqs, *batches))
     llm = loading.open_llm(
         model, replace(meaning, config=widest(configs.values())), must_draft=any(name != "plain" for name in names)
     )
@@ -259,7 +260,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     ]
     columns = ("mode", "batch", "tok/s", "x plain", "x hf", "accept", "per depth", "same")
     console = output.stdout()
-    console.print(output.figure_table("", columns, cells))
+    console.print(output.figure_table(columns, cells))
     console.print(
         Text("x plain, x hf: to plain and to transformers at the same batch; same: requests with plain's tokens")
     )

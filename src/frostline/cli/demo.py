@@ -139,7 +139,7 @@ def _figures(results: Mapping[str, ModeResult]) -> Any:
             ]
         )
     columns = ("mode", "K/k/N", "tokens/s", "to plain", "accept length", "per depth")
-    return output.figure_table("", columns, rows)
+    return output.figure_table(columns, rows)
 
 
 def _differences(prompts: Sequence[HeldOut], results: Mapping[str, ModeResult]) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from frostline.cli import output
 from frostline.cli.options import DType, SpeculationOptions, grouped
@@ -24,7 +25,7 @@ frostline inspect ./gemma-4-E4B-it --draft ./gemma-4-E4B-it-assistant --bandwidt
 frostline inspect ./gemma-4-31B-it --draft none --json
 """
 
-_SCALARS = "figure", "value"
+SCALARS = ("", "")
 
 
 @grouped
@@ -60,20 +61,25 @@ def inspect(
 
 
 def show(figures: Mapping[str, Any], console: Console, title: str = "") -> None:
-    """Scalars as a table of names and values; parts of one shape as a table of their own; other parts by themselves."""
+    """Scalars as names and values; parts of one shape as a table of their own; other parts each by itself."""
     scalars = [(_words(name), cell(value)) for name, value in figures.items() if not isinstance(value, Mapping)]
-    if scalars:
-        console.print(output.figure_table(title, _SCALARS, scalars))
-        console.print()
     parts = {name: part for name, part in figures.items() if isinstance(part, Mapping)}
+    if scalars:
+        _print_table(console, title, SCALARS, scalars)
     columns = _shared_columns(list(parts.values()))
     if columns is not None and len(parts) > 1:
         rows = [[_words(name), *(cell(part[column]) for column in columns)] for name, part in parts.items()]
-        console.print(output.figure_table(title, ("", *map(_words, columns)), rows))
-        console.print()
+        _print_table(console, title, ("", *map(_words, columns)), rows)
         return
     for name, part in parts.items():
         show(part, console, f"{title}, {_words(name)}" if title else _words(name))
+
+
+def _print_table(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    if title:
+        console.print(Text(title, style="bold"))
+    console.print(output.figure_table(columns, rows))
+    console.print()
 
 
 def cell(value: object) -> str:
@@ -90,7 +96,7 @@ def cell(value: object) -> str:
 
 
 def _words(name: str) -> str:
-    return name.replace("_", " ")
+    return name.replace("gb_s", "GB/s").replace("_", " ")
 
 
 def _shared_columns(parts: Sequence[Mapping[str, Any]]) -> list[str] | None:

@@ -55,6 +55,8 @@ def open_llm(model: ModelOptions, speculation: Speculation, *, must_draft: bool 
         device=resolve_device(model.device),
         dtype=model.dtype,
         dummy_weights=model.dummy_weights,
+        max_model_len=model.max_model_len,
+        max_num_seqs=model.max_num_seqs,
     )
     require_drafts(llm, model, wanted=must_draft or speculation.explicit)
     return llm

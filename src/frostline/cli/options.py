@@ -46,6 +46,11 @@ class ModelOptions:
     dummy_weights: Annotated[
         bool, _option(_MODEL, "--dummy-weights", "Random weights in the shapes of the config; no checkpoint is read.")
     ] = False
+    max_model_len: Annotated[
+        int | None,
+        _option(_MODEL, "--max-model-len", "Tokens per request, prompt included; the model's own when left out."),
+    ] = None
+    max_num_seqs: Annotated[int, _option(_MODEL, "--max-num-seqs", "Requests that run at once.")] = 64
 
 
 @dataclass(frozen=True, kw_only=True)

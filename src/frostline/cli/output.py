@@ -47,9 +47,9 @@ def rates(values: Sequence[float]) -> str:
     return " ".join(f"{value:.2f}" for value in values) or "-"
 
 
-def figure_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def figure_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A table with the first column to the left and figures to the right."""
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, title_style="bold")
+    table = Table(box=None, pad_edge=False, show_header=any(columns), header_style="dim")
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right", no_wrap=True)
     for row in rows:
