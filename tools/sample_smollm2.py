@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import random
 import sys
 import time
 from pathlib import Path
@@ -91,12 +92,11 @@ def draw(logits: Any, temperature: float, top_p: float) -> Any:
     return index.gather(1, torch.multinomial(probability, 1))[:, 0]
 
 
-def answer(
-    model: Any, tokens: Any, mask: Any, end: int, options: argparse.Namespace, deadline: float
-) -> list[list[int]]:
-    """Replies to a left-padded batch (tokens, mask [B, T]), as token ids, `end` included where it was reached.
+def answer(model: Any, tokens: Any, end: int, options: argparse.Namespace, deadline: float) -> list[list[int]]:
+    """Replies to prompts of one length (tokens [B, T]), as token ids, `end` included where it was reached.
 
-    Finished rows leave the batch when a quarter of it has finished, so long replies do not pay for short ones.
+    Equal lengths need no padding and no mask, which keeps attention on its fast path. Finished rows leave the batch
+    when a quarter of it has finished, so long replies do not pay for short ones.
     """
     import torch
     from transformers import DynamicCache
@@ -104,24 +104,15 @@ def answer(
     cache = DynamicCache(config=model.config)
     replies: list[list[int]] = [[] for _ in range(len(tokens))]
     rows = list(range(len(tokens)))
-    position = (mask.cumsum(-1) - 1).clamp(min=0)
     inputs = tokens
     pending: list[Any] = []
     done = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     for step in range(options.max_tokens):
-        output = model(
-            input_ids=inputs,
-            attention_mask=mask,
-            position_ids=position,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        output = model(input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1)
         chosen = draw(output.logits[:, -1], options.temperature, options.top_p)
         pending.append(chosen)
         done |= chosen == end
-        mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
-        inputs, position = chosen[:, None], position[:, -1:] + 1
+        inputs = chosen[:, None]
         if step % 16 == 15 or step == options.max_tokens - 1:
             for row, ids in zip(rows, torch.stack(pending, 1).tolist(), strict=True):
                 replies[row] += ids
@@ -132,8 +123,18 @@ def answer(
             if len(alive) < 0.75 * len(rows):
                 cache.batch_select_indices(alive)
                 rows = [rows[i] for i in alive.tolist()]
-                mask, inputs, position, done = mask[alive], inputs[alive], position[alive], done[alive]
+                inputs, done = inputs[alive], done[alive]
     return [ids[: ids.index(end) + 1] if end in ids else ids for ids in replies]
+
+
+def batches(encoded: list[list[int]], size: int, seed: int) -> list[list[int]]:
+    """Prompt numbers in batches of one token length each, in random order, the small ones last."""
+    by_length: dict[int, list[int]] = {}
+    for number, ids in enumerate(encoded):
+        by_length.setdefault(len(ids), []).append(number)
+    made = [group[i : i + size] for group in by_length.values() for i in range(0, len(group), size)]
+    random.Random(seed).shuffle(made)
+    return sorted(made, key=lambda batch: len(batch) < size // 2)
 
 
 def load(gguf: Path, device: str) -> tuple[Any, Any]:
@@ -169,23 +170,21 @@ def sample(options: argparse.Namespace) -> None:
         prompts = [json.loads(line) for line in source][options.skip :]
     spent = time.monotonic() - began
     _say(f"loaded in {spent:.0f} s on {device}, {len(prompts)} prompts, end token {end}")
-    writer, total = Writer(options.out), 0
-    for start in range(0, len(prompts), options.batch):
-        batch = prompts[start : start + options.batch]
-        encoded = [tokenizer(chat_prompt(p), add_special_tokens=False)["input_ids"] for p in batch]
-        width = max(map(len, encoded))
-        tokens = torch.tensor([[end] * (width - len(e)) + e for e in encoded], device=device)
-        mask = torch.tensor([[0] * (width - len(e)) + [1] * len(e) for e in encoded], device=device)
+    encoded = tokenizer([chat_prompt(p) for p in prompts], add_special_tokens=False)["input_ids"]
+    writer, total, answered = Writer(options.out), 0, 0
+    for number, batch in enumerate(batches(encoded, options.batch, options.seed)):
+        tokens = torch.tensor([encoded[i] for i in batch], device=device)
         with torch.inference_mode():
-            replies = answer(model, tokens, mask, end, options, deadline)
+            replies = answer(model, tokens, end, options, deadline)
         texts = tokenizer.batch_decode([r[:-1] if r[-1:] == [end] else r for r in replies])
+        asked = [prompts[i] for i in batch]
         ended = [int(r[-1:] == [end]) for r in replies]
-        writer.write([{"p": p, "r": t, "e": e} for p, t, e in zip(batch, texts, ended, strict=True)])
-        total += sum(map(len, replies))
+        writer.write([{"p": p, "r": t, "e": e} for p, t, e in zip(asked, texts, ended, strict=True)])
+        total, answered = total + sum(map(len, replies)), answered + len(batch)
         spent = time.monotonic() - began
-        _say(f"{start + len(batch)} replies, {total} tokens, {spent:.0f} s, {total / spent:.0f} tokens/s")
-        if start == 0:
-            _say("\n".join(f"  {p} -> {t[:160]!r}" for p, t in zip(batch[:4], texts[:4], strict=True)))
+        _say(f"{answered} replies, {sum(ended)}/{len(batch)} ended, {total} tokens, {spent:.0f} s")
+        if number == 0:
+            _say("\n".join(f"  {p} -> {t[:160]!r}" for p, t in zip(asked[:4], texts[:4], strict=True)))
         if time.monotonic() > deadline:
             break
 
@@ -207,9 +206,9 @@ def main() -> None:
     command.add_argument("--prompts", type=Path, default=Path(".gguf/prompts.jsonl.gz"))
     command.add_argument("--out", type=Path, required=True)
     command.add_argument("--seconds", type=float, default=150.0)
-    command.add_argument("--batch", type=int, default=2048)
-    command.add_argument("--max-tokens", type=int, default=192)
-    command.add_argument("--temperature", type=float, default=0.7)
+    command.add_argument("--batch", type=int, default=4096)
+    command.add_argument("--max-tokens", type=int, default=176)
+    command.add_argument("--temperature", type=float, default=0.6)
     command.add_argument("--top-p", type=float, default=0.9)
     command.add_argument("--skip", type=int, default=0, help="prompts to leave out, when another run has answered them")
     command.add_argument("--seed", type=int, default=0)
