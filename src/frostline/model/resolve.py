@@ -27,6 +27,9 @@ def resolve_model(name: str | Path, *, weights: bool = True) -> Path:
     weights=False leaves safetensors out of a download. Raises ModelError in one line when there is no such model, it is
     gated, or the hub cannot be reached and nothing is in its cache.
     """
+    if not str(name):
+        # Path would take it for the working folder.
+        raise ModelError("the model name is empty; give a local folder, a hub name (owner/name), or frostline/tiny")
     path = Path(name).expanduser()
     if path.is_dir():
         return path
