@@ -34,7 +34,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeLLM]:
         opened.append(FakeLLM(speculation.config))
         return opened[-1]
 
-    def prompts(per_kind: int = 1) -> Sequence[HeldOut]:
+    def prompts(count: int | None = None) -> Sequence[HeldOut]:
         return [HeldOut(kind="story", prompt="Once"), HeldOut(kind="maths", prompt="1 + 1")]
 
     monkeypatch.setattr(loading, "open_llm", open_llm)

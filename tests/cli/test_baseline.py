@@ -8,7 +8,7 @@ import torch
 
 from frostline import LLM, SamplingParams
 from frostline.cli.baseline import TransformersBaseline
-from frostline.cli.bench import baseline_cases
+from frostline.cli.cases import baseline_cases
 from frostline.cli.options import ModelOptions
 from tests.model.tiny import save_pair
 
@@ -32,6 +32,6 @@ def test_cases_cycle_the_prompts_to_the_batch(tmp_path: Path) -> None:
     target, _ = save_pair("e2b", tmp_path)
     llm = LLM(str(target), draft="none", max_num_seqs=2)
     (case,) = baseline_cases(llm, ModelOptions(model=str(target), device="cpu"), [[5, 6], [7, 8, 9]], [3], 4)
-    tokens, _, outputs = case.run()
+    tokens, _, outputs = case.run(None)
     assert [len(row) for row in tokens] == [4, 4, 4]
     assert tokens[0] == tokens[2] and outputs == []

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from frostline.cli import loading
+from frostline.cli import heldout, loading
+from frostline.cli.cases import in_batches
 from frostline.cli.dialects import Speculation
 from frostline.cli.options import ModelOptions
 from frostline.config import SpeculativeConfig
-from frostline.errors import ConfigError
+from frostline.errors import ConfigError, ModelError
 from tests.cli.conftest import Run
 from tests.cli.fakes import FakeLLM
 
@@ -39,17 +41,15 @@ def test_demo_says_where_the_tokens_differ_and_exits_with_1(run: Run, monkeypatc
         return FakeLLM(speculation.config, broken=(2,))
 
     monkeypatch.setattr(loading, "open_llm", open_llm)
-    monkeypatch.setattr("frostline.cli.demo.held_out", lambda: _one_prompt())
+    monkeypatch.setattr("frostline.cli.demo.held_out", _one_prompt)
     result = run("demo", "--max-tokens", "7")
     assert result.exit_code == 1
     assert "identical: no" in result.stdout
     assert "tree differs from plain on 'story' at token 7" in result.stdout
 
 
-def _one_prompt() -> list[object]:
-    from frostline.cli.heldout import HeldOut
-
-    return [HeldOut(kind="story", prompt="Once")]
+def _one_prompt() -> list[heldout.HeldOut]:
+    return [heldout.HeldOut(kind="story", prompt="Once")]
 
 
 def test_demo_without_drafts_is_refused(run: Run, engines: list[FakeLLM]) -> None:
@@ -67,7 +67,7 @@ def test_bench_measures_every_mode_and_batch_and_ratios_are_within_a_batch(run: 
     ]
     assert all(len(case["seconds"]) == 2 and case["to_transformers"] is None for case in cases)
     assert [case["to_plain"] for case in cases if case["mode"] == "plain"] == [1.0, 1.0]
-    assert [case["same_tokens_as_plain"] for case in cases] == [1, 1, 1, 3, 3, 3]
+    assert [case["same_tokens_as_plain"] for case in cases] == [2, 2, 2, 3, 3, 3]
     assert "accept_length" not in cases[0] and cases[1]["accept_length"] > 1
 
 
@@ -94,6 +94,7 @@ def test_bench_prints_a_table(run: Run, engines: list[FakeLLM]) -> None:
         (("--batch", "0"), "--batch must be positive numbers"),
         (("--modes", "chains"), "unknown mode 'chains'"),
         (("--draft", "none", "--modes", "chain"), "drafting is switched off"),
+        (("--stop", "x"), "leave --stop out"),
         (("--rounds", "0"), "--rounds must be at least 1"),
         (("--against", "transformers", "--temperature", "1"), "leave --temperature at 0"),
     ],
@@ -127,3 +128,21 @@ def test_a_device_that_is_not_there_is_refused(device: str, monkeypatch: pytest.
     assert loading.resolve_device("auto") == "cpu"
     with pytest.raises(ConfigError, match="--device"):
         loading.resolve_device(device)
+
+
+def test_prompts_fill_whole_batches() -> None:
+    assert in_batches("abc", 2) == [["a", "b"], ["c", "a"]]
+    assert in_batches("abc", 4) == [["a", "b", "c", "a"]]
+    assert in_batches("abc", 1) == [["a"], ["b"], ["c"]]
+
+
+def test_held_out_prompts_take_turns_between_kinds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [("maths", "1"), ("maths", "2"), ("maths", "3"), ("chat", "4"), ("docs", "5"), ("docs", "6")]
+    text = "".join(json.dumps({"kind": kind, "prompt": prompt}) + "\n" for kind, prompt in rows)
+    (tmp_path / heldout.FILE).write_text(text)
+    monkeypatch.setattr(heldout, "bundled_path", lambda name: tmp_path)
+    assert "".join(item.prompt for item in heldout.held_out()) == "145"
+    assert "".join(item.prompt for item in heldout.held_out(5)) == "14526"
+    (tmp_path / heldout.FILE).unlink()
+    with pytest.raises(ModelError, match="give prompts of your own"):
+        heldout.held_out()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from frostline.bundled import bundled_path
 from frostline.errors import ModelError
@@ -19,19 +20,21 @@ class HeldOut:
     prompt: str
 
 
-def held_out(per_kind: int = 1) -> list[HeldOut]:
-    """The first `per_kind` prompts of each kind, in the order of the file. Raises ModelError when it is missing."""
+def held_out(count: int | None = None) -> list[HeldOut]:
+    """`count` prompts, the first of every kind, then the second of every kind, and so on; None: one of each kind.
+
+    Raises ModelError when the file is missing.
+    """
     path = bundled_path("tiny") / FILE
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}; install frostline again or give prompts of your own") from None
-    chosen: list[HeldOut] = []
-    counts: dict[str, int] = {}
+    kinds: dict[str, list[HeldOut]] = {}
     for line in lines:
         record = json.loads(line)
-        kind = str(record["kind"])
-        counts[kind] = counts.get(kind, 0) + 1
-        if counts[kind] <= per_kind:
-            chosen.append(HeldOut(kind=kind, prompt=str(record["prompt"])))
-    return chosen
+        item = HeldOut(kind=str(record["kind"]), prompt=str(record["prompt"]))
+        kinds.setdefault(item.kind, []).append(item)
+    rounds = zip_longest(*kinds.values())
+    in_turn = [item for turn in rounds for item in turn if item is not None]
+    return in_turn[: len(kinds) if count is None else count]
