@@ -1,7 +1,7 @@
 """KV tensors of the two layer groups. Knows pages and slots, not requests or positions.
 
-A slot is a row of a page: `page * page_size + offset`. Page 0 is the padding page: whatever must be written somewhere and
-read by nobody goes there. Pages are handed out by cache.pages; this module only stores.
+A slot is a row of a page: `page * page_size + offset`. Page 0 is the padding page: whatever must be written somewhere
+and read by nobody goes there. Pages are handed out by cache.pages; this module only stores.
 """
 
 from __future__ import annotations

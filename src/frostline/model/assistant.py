@@ -23,7 +23,7 @@ from frostline.parallel.linear import ColumnLinear, RowLinear
 
 @dataclass(frozen=True, kw_only=True)
 class DraftLogits:
-    """Logits over candidate tokens, [R, c] at least float32. token_ids [R, c] names them; None: the whole vocabulary."""
+    """Logits over candidate tokens [R, c], at least float32, and their ids [R, c]; None: the whole vocabulary."""
 
     logits: Tensor
     token_ids: Tensor | None

@@ -1,8 +1,8 @@
 """Attention contexts: what a query row may see, and where keys and values are kept.
 
 A context is made for one forward and passed to it; there is no ambient state. Paged contexts serve the engine (prefill,
-decode, chain and tree verify, drafting), dense ones train and serve as the oracle. One predicate decides everywhere what
-is inside the window: `query position - key position < W` (architecture 4.4).
+decode, chain and tree verify, drafting), dense ones train and serve as the oracle. One predicate decides everywhere
+what is inside the window: `query position - key position < W` (architecture 4.4).
 
 B requests, Q query rows, S gathered key rows, N nodes, T positions, H heads, G = 2 * Hkv, hd head width.
 """

@@ -237,7 +237,8 @@ def _head_geometry(text: Mapping[str, Any], index: int, kind: Kind) -> tuple[int
     kv_heads, head_dim = int(_need(text, "num_key_value_heads")), int(text.get("head_dim", 256))
     overrides = text.get("per_layer_config")
     if overrides is not None:
-        layer = overrides.get(str(index), overrides.get(index)) or {}
+        # Layer indices are written zero-padded ("03") in models of ten layers and more.
+        layer: Mapping[str, Any] = next((value for key, value in overrides.items() if int(key) == index), {})
         return int(layer.get("num_key_value_heads", kv_heads)), int(layer.get("head_dim", head_dim))
     if kind == "full":
         head_dim = int(text.get("global_head_dim") or 512)

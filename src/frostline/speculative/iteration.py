@@ -1,8 +1,8 @@
 """One iteration as a function of device state: draft, verify, accept, compact, seed (architecture 4.1).
 
 It reads and writes only row-indexed tensors and KV pools, has shapes fixed by (batch, plan, kv_bound), and never waits
-for the device. Emitted tokens do not depend on the drafts: each node's token is chosen by the one sampling rule, and the
-walk only decides how many of them this iteration may emit.
+for the device. Emitted tokens do not depend on the drafts: each node's token is chosen by the one sampling rule, and
+the walk only decides how many of them this iteration may emit.
 
 B requests, N nodes, K steps, D hidden, V vocabulary.
 """
@@ -29,7 +29,7 @@ from frostline.types import Group
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one iteration committed: tokens [B, K + 1], of which the first count [B] are real, the last of them the bonus.
+    """What one iteration committed: tokens [B, K + 1], the first count [B] of them real, the last real one the bonus.
 
     finite [B]: False where the accepted rows' hidden states held NaN or infinity. tree: the nodes that were verified.
     """
