@@ -10,6 +10,11 @@ from frostline.errors import RequestError
 from frostline.types import CompletionOutput, RequestOutput, SamplingParams, SpecStats
 
 
+class Letters:
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, ids))
+
+
 class FakeLLM:
     """Token i of a reply is chr(97 + i % 26). `broken` modes give another last token."""
 
@@ -35,8 +40,9 @@ class FakeLLM:
         assert speculative.verify_width <= self.speculative.verify_width
         return FakeLLM(speculative, self.broken)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return "".join(map(chr, token_ids))
+    @property
+    def tokenizer(self) -> Letters:
+        return Letters()
 
     def _reply(self, prompt: Prompt, params: SamplingParams) -> RequestOutput:
         count = params.max_tokens or 16
@@ -51,7 +57,7 @@ class FakeLLM:
             request_id="0",
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=tuple(map(ord, prompt)) if isinstance(prompt, str) else tuple(prompt),
-            outputs=(CompletionOutput(text=self.decode(ids), token_ids=tuple(ids), finish_reason="length"),),
+            outputs=(CompletionOutput(text=self.tokenizer.decode(ids), token_ids=tuple(ids), finish_reason="length"),),
             seed=params.seed or 0,
             stats=SpecStats(
                 iterations=len(lengths),

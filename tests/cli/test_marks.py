@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -40,13 +41,14 @@ def test_without_runs_only_the_first_token() -> None:
 
 
 def test_a_split_character_is_held_back_until_it_is_whole() -> None:
-    data = [b"a", "é".encode()[:1], "é".encode()[1:], b"b"]
+    data = [b"a", "é".encode()[:1], "é".encode()[1:], b"b", b"\xe2"]
 
-    def decode(ids: object) -> str:
-        return b"".join(data[i] for i in ids).decode("utf-8", "replace")  # type: ignore[attr-defined]
+    class Bytes:
+        def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+            return b"".join(data[i] for i in ids).decode("utf-8", "replace")
 
-    parts = list(pieces(range(4), decode))
-    assert parts == ["a", "", "é", "b"]
+    assert list(pieces(range(4), Bytes())) == ["a", "", "é", "b"]
+    assert list(pieces([0, 4], Bytes())) == ["a", "\ufffd"]
 
 
 def console(*, colour: bool, encoding: str = "utf-8") -> Console:

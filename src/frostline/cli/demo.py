@@ -101,12 +101,14 @@ def _show(
     results: Mapping[str, ModeResult],
     identical: bool,
 ) -> None:
+    tokenizer = llm.tokenizer
+    assert tokenizer is not None  # the prompts were text
     for number, item in enumerate(prompts):
         chain = results["chain"].outputs[number]
         console.print(Text(item.kind, style="bold"))
         console.print(Text(item.prompt.strip(), style="dim"))
-        ids = chain.outputs[0].token_ids
-        console.print(marked(zip(pieces(ids, llm.decode), accepted_flags(chain), strict=True), console))
+        parts = pieces(chain.outputs[0].token_ids, tokenizer)
+        console.print(marked(zip(parts, accepted_flags(chain), strict=True), console))
         lengths = ", ".join(
             f"{name} {results[name].outputs[number].stats.accept_length:.2f}" for name in results if name != "plain"
         )

@@ -16,6 +16,7 @@ from frostline.cli.options import ModelOptions
 from frostline.config import SpeculativeConfig
 from frostline.errors import ConfigError
 from frostline.requirements import check_requirements
+from frostline.text.detokenizer import TokenDecoder
 from frostline.types import RequestOutput, SamplingParams
 
 Prompt = str | Sequence[int]
@@ -36,7 +37,8 @@ class Generator(Protocol):
 
     def with_speculative(self, speculative: SpeculativeConfig) -> Generator: ...
 
-    def decode(self, token_ids: Sequence[int]) -> str: ...
+    @property
+    def tokenizer(self) -> TokenDecoder | None: ...
 
 
 def open_llm(model: ModelOptions, speculation: Speculation, *, must_draft: bool = False) -> Generator:
@@ -52,7 +54,7 @@ def open_llm(model: ModelOptions, speculation: Speculation, *, must_draft: bool 
         draft=speculation.draft,
         speculative=speculation.config,
         schedule="sync",
-        device=resolve_device(model.device),
+        device=model.device,
         dtype=model.dtype,
         dummy_weights=model.dummy_weights,
         max_model_len=model.max_model_len,
@@ -69,21 +71,6 @@ def require_drafts(llm: Generator, model: ModelOptions, *, wanted: bool) -> None
             f"drafts were asked for and no assistant was found beside {model.model}; name one with --draft PATH, or "
             "decode plainly with --draft none"
         )
-
-
-def resolve_device(device: str) -> str:
-    """ "auto" is cuda where there is one. Raises ConfigError for a cuda that is not there."""
-    import torch
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:INDEX, got {device!r}") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device {device}: no CUDA device is available; use cpu or auto")
-    return device
 
 
 def gather_prompts(prompts: Sequence[str] | None, prompt_file: Path | None) -> list[str]:

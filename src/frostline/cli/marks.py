@@ -5,18 +5,18 @@ Knows ids, run lengths and text pieces; no model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from rich.console import Console
 from rich.text import Text
 
+from frostline.text.detokenizer import IncrementalDetokenizer, TokenDecoder
 from frostline.types import RequestOutput
 
 ACCEPTED_STYLE = "green"
 BRACKETS = ("⟨", "⟩")
 ASCII_BRACKETS = ("<", ">")
-_INCOMPLETE = "\ufffd"
 
 
 def accepted_flags(output: RequestOutput) -> tuple[bool, ...]:
@@ -35,19 +35,15 @@ def accepted_flags(output: RequestOutput) -> tuple[bool, ...]:
     return tuple(flags[: len(output.outputs[0].token_ids)])
 
 
-def pieces(token_ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> Iterator[str]:
+def pieces(token_ids: Sequence[int], decoder: TokenDecoder) -> Iterator[str]:
     """The text that each token adds; joined they are the full decode.
 
     A token that leaves a character incomplete adds nothing and its bytes come with the token that completes it.
     """
-    shown = ""
-    for count in range(1, len(token_ids) + 1):
-        text = decode(token_ids[:count])
-        if count < len(token_ids) and text.endswith(_INCOMPLETE):
-            yield ""
-            continue
-        yield text[len(shown) :]
-        shown = text
+    detokenizer = IncrementalDetokenizer(decoder)
+    for number, token in enumerate(token_ids, start=1):
+        piece = detokenizer.push(token)
+        yield piece if number < len(token_ids) else piece + detokenizer.flush()
 
 
 def marked(parts: Iterable[tuple[str, bool]], console: Console) -> Text:

@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from frostline import __version__
-from frostline.cli.loading import resolve_device
 from frostline.types import RequestOutput
 
 PIPE_WIDTH = 140
@@ -88,6 +87,8 @@ def output_json(output: RequestOutput) -> dict[str, Any]:
 def environment(device: str) -> dict[str, Any]:
     """What a figure depends on: commit, versions, device, threads."""
     import torch
+
+    from frostline.speculative.executor import resolve_device
 
     device = resolve_device(device)
     on_gpu = device.startswith("cuda")
