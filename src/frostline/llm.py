@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from frostline.config import EngineConfig, Schedule, SpeculativeConfig
+from frostline.config import DraftPosition, EngineConfig, Schedule, SpeculativeConfig
 from frostline.engine.engine import Engine
+from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
 from frostline.errors import RequestError
 from frostline.model.resolve import resolve_model
@@ -93,7 +94,7 @@ class LLM:
             decoder=self.tokenizer,
             eos_token_ids=defaults.eos_token_ids or spec.eos_token_ids,
             vocab_size=spec.vocab_size,
-            draft_offset=-1 if executor.draft_position == "P-1" else 0,
+            offset=DraftOffset(executor.draft_position),
         )
 
     @classmethod
@@ -106,11 +107,11 @@ class LLM:
         engine: EngineConfig | None = None,
         defaults: GenerationDefaults | None = None,
         vocab_size: int | None = None,
-        draft_offset: int = 0,
+        draft_position: DraftPosition = "P",
     ) -> LLM:
         """An LLM on a device side that exists already.
 
-        vocab_size: None leaves token ids unchecked. draft_offset: what draft_position "auto" stands for, 0 or -1.
+        vocab_size: None leaves token ids unchecked. draft_position: what "auto" in `speculative` stands for.
         """
         defaults = defaults or GenerationDefaults()
         parts = Engine(
@@ -120,7 +121,7 @@ class LLM:
             decoder=tokenizer,
             eos_token_ids=defaults.eos_token_ids,
             vocab_size=vocab_size,
-            draft_offset=draft_offset,
+            offset=DraftOffset(draft_position),
         )
         return cls._around(parts, tokenizer, defaults.sampling)
 

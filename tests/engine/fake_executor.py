@@ -128,7 +128,8 @@ class FakeExecutor:
         row.committed += len(chunk.tokens)
         assert chunk.last == (row.committed == row.init.prompt_len)
         if not chunk.last:
-            return []
+            poisoned = any((row.init.seed, position) in self.nan for position in range(chunk.start, row.committed))
+            return [SeedResult(row=chunk.row, token=0, finite=False)] if poisoned else []
         row.bonus, finite = self._choose(row, self._history(row))
         return [SeedResult(row=chunk.row, token=row.bonus, finite=finite)]
 

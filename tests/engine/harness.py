@@ -7,6 +7,7 @@ from typing import Any
 
 from frostline.config import EngineConfig, SpeculativeConfig
 from frostline.engine.engine import Engine
+from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
 from frostline.llm import LLM
 from frostline.text.generation import GenerationDefaults
@@ -29,7 +30,7 @@ def engine_on(executor: FakeExecutor, *, steps: int = 4, **options: Any) -> Engi
         decoder=byte_level(),
         eos_token_ids=options.pop("eos", (EOS,)),
         vocab_size=byte_level().vocab_size,
-        draft_offset=0,
+        offset=options.pop("offset", None) or DraftOffset("P"),
         **options,
     )
 

@@ -6,6 +6,7 @@ import pytest
 
 from frostline.config import SpeculativeConfig
 from frostline.engine.planner import Planner
+from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
 from frostline.errors import ConfigError
 from frostline.types import SamplingParams
@@ -59,7 +60,7 @@ def test_kv_bound_covers_every_row() -> None:
 
 
 def test_the_plan_is_the_maximum_and_the_union() -> None:
-    planner = Planner(speculative=SpeculativeConfig(num_steps=4), draft_offset=-1)
+    planner = Planner(speculative=SpeculativeConfig(num_steps=4), offset=DraftOffset("P-1"))
     plain, shallow, deep = request(num_steps=0, **GREEDY), request(num_steps=2, **GREEDY), request(top_k=5)
     plan = planner.plan([plain])
     assert (plan.num_steps, plan.topk, plan.verify_width, plan.sampled, plan.filtered) == (0, 1, 1, False, False)
@@ -75,7 +76,7 @@ def test_the_plan_is_the_maximum_and_the_union() -> None:
 @pytest.mark.parametrize(("depth", "width"), [(1, 4), (2, 8), (3, 8), (4, 8)])
 def test_a_shallower_tree_is_no_wider_than_it_can_be(depth: int, width: int) -> None:
     config = SpeculativeConfig(num_steps=4, topk=3, num_draft_tokens=8, draft_sampling="argmax")
-    plan = Planner(speculative=config).plan([request(num_steps=depth)])
+    plan = Planner(speculative=config, offset=DraftOffset("P")).plan([request(num_steps=depth)])
     assert (plan.num_steps, plan.topk, plan.verify_width, plan.coupled) == (depth, 3, width, False)
 
 
@@ -92,6 +93,43 @@ def test_nan_fails_one_request_and_no_other(position: int) -> None:
     assert "NaN" in str(got[1].stop_reason) and "dtype='float32'" in str(got[1].stop_reason)
     assert got[1].token_ids == expected[1].token_ids[: len(got[1].token_ids)]
     assert len(got[1].token_ids) <= position - len(PROMPT)
+
+
+def test_nan_in_the_middle_of_a_prompt_fails_at_its_chunk() -> None:
+    device = FakeExecutor(hashed([A, B]), nan=frozenset({(7, 2)}))
+    engine = engine_on(device, budget=4)
+    output = run(engine, [engine.request([A] * 12, SamplingParams(seed=7))])[0]
+    assert (output.outputs[0].finish_reason, output.outputs[0].token_ids) == ("error", ())
+    assert len(device.steps) == 1
+
+
+def test_the_largest_top_k_holds_only_if_every_row_is_bounded() -> None:
+    planner = Planner(speculative=SpeculativeConfig(), offset=DraftOffset("P"))
+    bounded, wider, free, by_mass = request(top_k=5), request(top_k=9, top_p=0.9), request(), request(top_p=0.9)
+    greedy = request(top_k=50, **GREEDY)
+    assert planner.plan([bounded, wider, greedy]).max_top_k == 9
+    assert planner.plan([bounded, free]).max_top_k == 5
+    assert planner.plan([bounded, by_mass]).max_top_k == 0
+    assert planner.plan([free, greedy]).max_top_k == 0
+
+
+@pytest.mark.parametrize("better", [0, -1])
+def test_auto_draft_position_measures_and_keeps_the_better(better: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="frostline")
+    device = FakeExecutor(hashed([A, B]), max_context=1000, num_pages={"sliding": 2999, "full": 2999}, num_rows=9)
+    device.accept = lambda most: most if device.steps[-1].plan.draft_offset == better else 1
+    engine = engine_on(device, offset=DraftOffset("auto"))
+    run(engine, [engine.request(PROMPT, SamplingParams(max_tokens=300)) for _ in range(8)])
+    used = [step.plan.draft_offset for step in device.steps if step.rows]
+    assert set(used[:2]) == {0, -1}
+    assert set(used[-10:]) == {better}
+    rates = "P 1.000, P-1 0.250" if better == 0 else "P 0.250, P-1 1.000"
+    assert [record.message for record in caplog.records if "keeping" in record.message] == [
+        f"draft_position auto: keeping {'P' if better == 0 else 'P-1'}; acceptance {rates}"
+    ]
+    other = engine.with_speculative(SpeculativeConfig(num_steps=2))
+    run(other, [other.request(PROMPT, SamplingParams(max_tokens=9))])
+    assert {step.plan.draft_offset for step in device.steps[-2:]} == {better}, "settled once for the pair"
 
 
 def test_abort_wherever_a_request_is() -> None:

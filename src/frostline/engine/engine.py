@@ -14,6 +14,7 @@ from frostline.engine.admission import Admission, Limits
 from frostline.engine.finish import FinishRules
 from frostline.engine.loop import SyncLoop
 from frostline.engine.planner import Planner
+from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
 from frostline.engine.scheduler import Scheduler
 from frostline.errors import ConfigError
@@ -21,11 +22,9 @@ from frostline.speculative.step import Executor
 from frostline.text.detokenizer import TokenDecoder
 from frostline.types import SamplingParams
 
-_OFFSETS = {"P": 0, "P-1": -1}
-
 
 class Engine:
-    """speculative: at most as wide as the executor's verify_width. draft_offset: the position that "auto" stands for.
+    """speculative: at most as wide as the executor's verify_width. offset: the pair's own, for draft_position "auto".
 
     admission: shared by engines on one executor, so that they cannot give out one page twice; they run one at a time.
     Raises ConfigError when `speculative` is wider than the executor.
@@ -40,7 +39,7 @@ class Engine:
         decoder: TokenDecoder | None,
         eos_token_ids: Collection[int],
         vocab_size: int | None,
-        draft_offset: int,
+        offset: DraftOffset,
         admission: Admission | None = None,
     ) -> None:
         if speculative.verify_width > executor.verify_width:
@@ -53,10 +52,11 @@ class Engine:
         self._config = config
         self._decoder = decoder
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._draft_offset = draft_offset
+        self._offset = offset
         self._limits = Limits.of(executor, max_steps=speculative.num_steps, vocab_size=vocab_size)
         self._admission = admission or Admission(self._limits, num_rows=executor.num_rows, num_pages=executor.num_pages)
-        planner = Planner(speculative=speculative, draft_offset=_OFFSETS.get(speculative.draft_position, draft_offset))
+        own = offset if speculative.draft_position == "auto" else DraftOffset(speculative.draft_position)
+        planner = Planner(speculative=speculative, offset=own)
         scheduler = Scheduler(self._admission, planner, max_prefill_tokens=config.max_prefill_tokens)
         self.loop = SyncLoop(executor, scheduler)
         self._numbers = count()
@@ -70,7 +70,7 @@ class Engine:
             decoder=self._decoder,
             eos_token_ids=self._eos_token_ids,
             vocab_size=self._limits.vocab_size,
-            draft_offset=self._draft_offset,
+            offset=self._offset,
             admission=self._admission,
         )
 

@@ -9,16 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from frostline.config import SpeculativeConfig, tree_capacity
+from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
 from frostline.speculative.plan import Plan
+from frostline.speculative.step import RunResult
+from frostline.types import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """draft_offset: 0 when the assistant's constant position is `P`, -1 when it is `P - 1`."""
+    """offset: where the assistant's queries sit; it learns from what `observe` is told."""
 
     speculative: SpeculativeConfig
-    draft_offset: int = 0
+    offset: DraftOffset
 
     def plan(self, iterating: Sequence[Request], *, prefilling: Sequence[Request] = ()) -> Plan:
         """Depth comes from the rows that iterate; features from all: a prefilled row is seeded in the same step."""
@@ -35,6 +38,21 @@ class Planner:
             verify_width=width,
             sampled=any(request.params.is_sampled for request in everyone),
             filtered=any(request.params.is_filtered for request in everyone),
+            max_top_k=_max_top_k([request.params for request in everyone if request.params.is_sampled]),
             coupled=config.draft_sampling == "coupled",
-            draft_offset=self.draft_offset,
+            draft_offset=self.offset.next() if steps else 0,
         )
+
+    def observe(self, plan: Plan, runs: Sequence[RunResult]) -> None:
+        """What came of a plan: depths offered and accepted."""
+        finite = [run for run in runs if run.finite]
+        if plan.num_steps and finite:
+            accepted = sum(len(run.tokens) - 1 for run in finite)
+            self.offset.record(plan.draft_offset, offered=sum(run.drafted for run in finite), accepted=accepted)
+
+
+def _max_top_k(sampled: Sequence[SamplingParams]) -> int:
+    """The largest top_k, when no row needs more of the vocabulary than its own top_k to sample by its rule; else 0."""
+    if any(params.top_k < 1 and params.top_p < 1.0 for params in sampled):
+        return 0
+    return max((params.top_k for params in sampled if params.top_k > 0), default=0)

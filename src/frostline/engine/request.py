@@ -67,8 +67,11 @@ class Request:
         return self.finish is not None
 
     def accept_seed(self, token: int, *, finite: bool) -> None:
-        """The first token, from the prompt's last logits; it may already end the request."""
-        if self.is_seeded or self.unscheduled:
+        """The first token, from the prompt's last logits; it may already end the request.
+
+        Numbers that are not finite may end it earlier: an executor reports them with the chunk that made them.
+        """
+        if self.is_seeded or (self.unscheduled and finite):
             raise AssertionError(f"{self.request_id}: seeded at {self.known} tokens, {self.unscheduled} not prefilled")
         self._accept((token,), finite=finite)
 

@@ -86,6 +86,7 @@ class Scheduler:
 
     def update(self, batch: Batch, result: StepResult) -> list[Request]:
         """Give each row's tokens to its request; those that ended are released and returned."""
+        self._planner.observe(batch.step.plan, result.runs)
         finished: list[Request] = []
         for seed in result.seeds:
             request = batch.requests[seed.row]
