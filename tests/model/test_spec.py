@@ -141,3 +141,11 @@ def test_reported_27_kinds_are_recognised_by_model_type() -> None:
 def test_last_layer_is_full_whatever_the_config_says() -> None:
     kinds = ["sliding_attention", "full_attention"] * 7 + ["sliding_attention"] * 21
     assert target_spec(_e2b(layer_types=kinds)).layers[-1].kind == "full"
+
+
+@pytest.mark.parametrize("extra", [{"hidden_size_per_layer_input": 256}, {"enable_moe_block": True}])
+def test_an_assistant_with_parts_that_it_cannot_have_is_refused(extra: dict[str, Any]) -> None:
+    config = read_config(folder("E2B", assistant=True))
+    config["text_config"] |= extra | {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16}
+    with pytest.raises(ModelError, match="per-layer embeddings or experts"):
+        assistant_spec(config)

@@ -155,6 +155,8 @@ def assistant_spec(config: Mapping[str, Any]) -> AssistantSpec:
     text = _need(config, "text_config")
     _refuse_quantized(config)
     spec = _text_spec(text, dtype=str(config.get("dtype") or text.get("dtype") or "bfloat16"), assistant=True)
+    if spec.ple_dim or spec.moe is not None:
+        raise ModelError("an assistant with per-layer embeddings or experts is not supported: Gemma 4's have neither")
     ordered = bool(config.get("use_ordered_embeddings", False))
     centroids = int(_need(config, "num_centroids")) if ordered else 0
     top = int(_need(config, "centroid_intermediate_top_k")) if ordered else 0
