@@ -21,9 +21,9 @@ def bundled_path(name: str) -> Path:
     roots = _roots()
     for root in roots:
         folder = root / short
-        if short not in ("", ".", "..") and "/" not in short and (folder / "config.json").is_file():
+        if short not in ("", ".", "..") and "/" not in short and folder.is_dir():
             return folder
-    known = sorted(p.parent.name for root in roots for p in root.glob("*/config.json"))
+    known = sorted(folder.name for root in roots for folder in root.iterdir() if folder.is_dir())
     listing = ", ".join(PREFIX + k for k in known) or "none"
     raise ModelError(f"no bundled model {name!r}; bundled here: {listing}")
 

@@ -138,3 +138,11 @@ def test_held_out_prompts_take_turns_between_kinds(monkeypatch: pytest.MonkeyPat
     (tmp_path / heldout.FILE).unlink()
     with pytest.raises(ModelError, match="give prompts of your own"):
         heldout.held_out()
+
+
+def test_the_bundled_held_out_prompts_read_well() -> None:
+    items = heldout.held_out()
+    assert [item.kind for item in items] == ["gsm8k", "reasoning", "docs", "dictionary", "chat", "tools"]
+    assert not any("<|turn>" in item.shown or "<bos>" in item.shown for item in items)
+    asked = heldout.HeldOut(kind="chat", prompt="<bos><|turn>user\nWhy?<turn|>\n<|turn>model\n")
+    assert asked.shown == "user: Why?"

@@ -106,7 +106,7 @@ def _show(
     for number, item in enumerate(prompts):
         chain = results["chain"].outputs[number]
         console.print(Text(item.kind, style="bold"))
-        console.print(Text(item.prompt.strip(), style="dim"))
+        console.print(Text(item.shown, style="dim"))
         parts = pieces(chain.outputs[0].token_ids, tokenizer)
         console.print(marked(zip(parts, accepted_flags(chain), strict=True), console))
         lengths = ", ".join(

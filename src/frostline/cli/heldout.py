@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -18,6 +19,12 @@ class HeldOut:
 
     kind: str
     prompt: str
+
+    @property
+    def shown(self) -> str:
+        """The prompt for people: roles in words, the other marks left out."""
+        text = re.sub(r"<\|turn>(\w+)\n", r"\1: ", self.prompt.removesuffix("<|turn>model\n"))
+        return re.sub(r"<bos>|<turn\|>|<\|think\|>", "", text).strip()
 
 
 def held_out(count: int | None = None) -> list[HeldOut]:
