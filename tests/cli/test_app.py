@@ -33,7 +33,10 @@ def test_help_is_fast_and_imports_no_torch(args: list[str]) -> None:
     assert min(seconds) < 0.75
 
 
-@pytest.mark.parametrize("command", [("demo",), ("generate",), ("inspect",), ("bench", "latency")])
+COMMANDS = [("demo",), ("generate",), ("inspect",), ("bench", "latency"), ("train", "tiny"), ("train", "corpus")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_teaches_with_examples(run: Run, command: tuple[str, ...]) -> None:
     result = run(*command, "--help")
     assert result.exit_code == 0

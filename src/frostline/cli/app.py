@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from frostline import __version__
-from frostline.cli import bench, demo, generate, inspect
+from frostline.cli import bench, demo, generate, inspect, train
 from frostline.errors import FrostlineError
 
 USAGE_ERROR = 2
@@ -55,6 +55,7 @@ app.command(name="demo", epilog=demo.EPILOG)(demo.demo)
 app.command(name="generate", epilog=generate.EPILOG)(generate.generate)
 app.command(name="inspect", epilog=inspect.EPILOG)(inspect.inspect)
 app.add_typer(bench.app, name="bench")
+app.add_typer(train.app, name="train")
 
 
 @app.callback()
