@@ -106,7 +106,8 @@ def _measured(evaluation: Mapping[str, Any]) -> str:
 float32. Accept length is tokens per iteration, the bonus included (at most {settings["num_steps"] + 1}); iterations
 whose drafts run past the end of the text are not counted. Texts are cut where
 {rule["tokens"]} tokens repeat with a period of at most {rule["period"]} (the first round is kept):
-{settings["greedy_tokens"]:,} greedy and {settings["sampled_tokens"]:,} sampled tokens remain. Sampled: temperature 1, top-k 64, top-p 0.95.
+{settings["greedy_tokens"]:,} greedy and {settings["sampled_tokens"]:,} sampled tokens remain.
+Sampled: temperature 1, top-k 64, top-p 0.95.
 
 Accept length:
 {_table(("text and drafts", "overall", *kinds), lengths)}
