@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -70,6 +71,7 @@ def generate(
         output.write_json(
             {
                 "model": model.model,
+                "speculative": {**asdict(llm.speculative), "verify_width": llm.speculative.verify_width},
                 "seconds": round(seconds, 4),
                 "environment": output.environment(model.device),
                 "requests": [output.output_json(item) for item in outputs],

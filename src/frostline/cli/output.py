@@ -6,6 +6,7 @@ Knows the shape of results and nothing of how they came about.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -98,9 +99,20 @@ def environment(device: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": metadata.version("transformers"),
-        "device": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else _cpu_name(),
+        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
+
+
+def _cpu_name() -> str:
+    """The processor's own name where Linux tells it; what Python knows elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 def _commit() -> str | None:
