@@ -8,9 +8,10 @@ import torch
 from frostline.model.assistant import Assistant
 from frostline.model.decoder import Decoder
 from frostline.runner.sampling import SamplingRows, choose, perturb, process
-from frostline.train.evaluate import Tally, loop_start
+from frostline.train.evaluate import Tally
 from frostline.train.generate import Prompt, generate
 from frostline.train.lookup import lookup_drafts
+from frostline.train.loops import loop_starts
 from frostline.train.replay import Sampling, Text, draft_everywhere, walk
 from tests.train import toy
 
@@ -151,11 +152,10 @@ def test_tally_is_conditional_per_depth() -> None:
 
 
 def test_loops_are_cut_after_their_first_round() -> None:
-    plain = list(range(100))
-    assert loop_start(plain) == 100
-    assert loop_start([*range(20), *[1, 2, 3] * 30]) == 23
-    assert loop_start([*range(20), *[1, 2, 3] * 20]) == 80
-    assert loop_start([7] * 64) == 1
+    texts = [list(range(100)), [*range(20), *[1, 2, 3] * 30], [*range(20), *[1, 2, 3] * 20], [7] * 64, [7] * 63, []]
+    assert loop_starts(texts) == [100, 23, 80, 1, 63, 0]
+    assert loop_starts([[*range(30), *[1, 2, 3] * 30, *range(9)]]) == [33]
+    assert loop_starts([]) == []
 
 
 def test_lookup_proposes_what_followed_the_latest_longest_match() -> None:

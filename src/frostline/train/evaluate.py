@@ -1,7 +1,7 @@
 """Measures a pair on held-out prompts: accept length per kind of text, acceptance per depth, and what ablations cost.
 
-Texts are generated without drafting, then replayed (replay.py), so one text serves every way of drafting. Rule for
-loops: a text is cut where its last `LOOP_TOKENS` tokens begin to repeat with a period of at most `LOOP_PERIOD`.
+Texts are generated without drafting, cut where they loop (loops.py), then replayed (replay.py), so one text serves
+every way of drafting.
 
 Accept length is tokens per iteration, the bonus included (1 to K + 1). "Per depth" is conditional: of the drafts at
 this depth whose predecessors were all accepted, the share accepted.
@@ -24,12 +24,12 @@ from frostline.model.assistant import Assistant
 from frostline.model.decoder import Decoder
 from frostline.train.generate import Prompt, generate
 from frostline.train.lookup import lookup_drafts
+from frostline.train.loops import LOOP_PERIOD, LOOP_TOKENS, loop_starts
 from frostline.train.replay import Ablation, Sampling, Text, draft_everywhere, walk
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-LOOP_TOKENS, LOOP_PERIOD = 64, 16
 SAMPLED = Sampling(temperature=1.0, top_k=64, top_p=0.95)
 _TEXTS_AT_ONCE = 64
 
@@ -137,25 +137,9 @@ def written(
         batch=512,
     )
     texts = []
-    for number, ((kind, ids), new) in enumerate(zip(asked, made, strict=True)):
-        kept = new[: loop_start(new)]
-        texts.append(Text(kind=kind, tokens=(*ids, *kept), prompt_length=len(ids), seed=settings.seed + number))
+    for number, ((kind, ids), new, end) in enumerate(zip(asked, made, loop_starts(made), strict=True)):
+        texts.append(Text(kind=kind, tokens=(*ids, *new[:end]), prompt_length=len(ids), seed=settings.seed + number))
     return texts
-
-
-def loop_start(new: Sequence[int], *, tokens: int = LOOP_TOKENS, period: int = LOOP_PERIOD) -> int:
-    """Where the first stretch of `tokens` tokens that repeats with a period of at most `period` begins, plus one
-    period: the first round of a loop is kept. The length of `new` when nothing loops.
-    """
-    best = len(new)
-    for step in range(1, period + 1):
-        run = 0
-        for index in range(step, len(new)):
-            run = run + 1 if new[index] == new[index - step] else 0
-            if run >= tokens - step:
-                best = min(best, index - run + 1)
-                break
-    return best
 
 
 def tallied(

@@ -20,6 +20,6 @@ def lookup_drafts(tokens: Sequence[int], place: int, num_steps: int) -> list[int
     for width in range(min(LONGEST, place), 0, -1):
         wanted = known[-width:]
         for end in range(place, width - 1, -1):
-            if known[end - width : end] == wanted:
+            if known[end - 1] == wanted[-1] and known[end - width : end] == wanted:
                 return known[end : end + num_steps]
     return []

@@ -32,7 +32,7 @@ class Optimiser:
     """AdamW's settings. peak: the learning rate after warm-up; decay: weight decay of matrices."""
 
     peak: float = 3e-3
-    decay: float = 0.1
+    decay: float = 0.3
     clip: float = 1.0
     betas: tuple[float, float] = (0.9, 0.95)
 

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from frostline.model.decoder import Decoder
 from frostline.train.data import Documents, from_sequences, join, prompt_length
-from frostline.train.evaluate import SAMPLED, loop_start
+from frostline.train.evaluate import SAMPLED
 from frostline.train.generate import Prompt, generate
+from frostline.train.loops import loop_starts
 
 _LONGEST_PROMPT = 320
 _PROSE = (8, 48)
@@ -67,11 +68,10 @@ def continuations(
         batch=settings.batch,
         console=console,
     )
-    rows = [
-        ((*prompt.tokens, *new[: loop_start(new)]), len(prompt.tokens))
-        for prompt, new in zip(prompts, made, strict=True)
-    ]
-    return from_sequences(rows)
+    return from_sequences(
+        ((*prompt.tokens, *new[:end]), len(prompt.tokens))
+        for prompt, new, end in zip(prompts, made, loop_starts(made), strict=True)
+    )
 
 
 def drafter_text(own: Documents, kinds: Mapping[str, Documents], settings: OnPolicySettings) -> Documents:

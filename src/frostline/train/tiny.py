@@ -85,7 +85,7 @@ def train_tiny(
     *,
     tokenizer: Path,
     prompts: Path,
-    device: str = "cuda",
+    device: torch.device | str = "cuda",
     minutes_target: float = 5.0,
     minutes_drafter: float = 4.0,
     stages: Sequence[str] = STAGES,
