@@ -155,7 +155,7 @@ def _randomise(model: PreTrainedModel) -> None:
             tensor.uniform_(0.6, 1.2)
         elif name.endswith(("q_norm.weight", "k_norm.weight")):
             # Attention has scale 1: at weights around 1 it is nearly one-hot, and rounding errors grow layer by layer.
-            tensor.normal_(0.5, 0.12)
+            tensor.normal_(0.4, 0.1)
         elif tensor.dim() == 1:
             tensor.normal_(1.0, 0.3)
         else:

@@ -38,17 +38,20 @@ class Pool:
         shape = (len(layout.owners), layout.num_pages * page_size, 2 * layout.kv_heads, layout.head_dim)
         # Zeros, not empty: rows that no one has written are read under a mask, and NaN would come through it.
         self.rows = torch.zeros(shape, dtype=dtype, device=device)
+        self.dtype = dtype
+        # Views of each layer, made once: by slot, and by page for gathers.
+        self._slots = self.rows.unbind(0)
+        self._pages = self.rows.view(shape[0], layout.num_pages, -1).unbind(0)
 
     def write(self, layer: int, slots_M: Tensor, kv_MGD: Tensor) -> None:
         """Store rows at their slots. Duplicate slots are allowed only in the padding page."""
-        self.rows[self._index[layer]].index_copy_(0, slots_M, kv_MGD)
+        self._slots[self._index[layer]].index_copy_(0, slots_M, kv_MGD)
 
     def gather(self, layer: int, pages_BN: Tensor) -> Tensor:
         """Rows of the given pages in order, [B, N * page_size, G, hd]."""
         b, n = pages_BN.shape
-        rows = self.rows[self._index[layer]]
-        paged = rows.view(self.num_pages, -1).index_select(0, pages_BN.reshape(-1))
-        return paged.view(b, n * self.page_size, *rows.shape[1:])
+        paged = self._pages[self._index[layer]].index_select(0, pages_BN.reshape(-1))
+        return paged.view(b, n * self.page_size, *self.rows.shape[2:])
 
     def copy(self, source_M: Tensor, destination_M: Tensor) -> None:
         """Move rows of every layer between slots. All sources are read before any destination is written."""

@@ -6,6 +6,8 @@ float32. They are differentiable, so that the trainer uses the same definitions.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -29,6 +31,33 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return y.to(x.dtype)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NormWeights:
+    """A norm's weight made ready for `prepared_norm`: `scaled` is weight * sqrt(D), `floor` is sqrt(D * eps)."""
+
+    scaled: Tensor
+    floor: Tensor
+
+
+def prepare_norm(weight: Tensor, eps: float) -> NormWeights:
+    """weight [..., D] of any norm over the last dimension, at least float32."""
+    wide, size = at_least_float32(weight.detach()), weight.shape[-1]
+    return NormWeights(scaled=wide * size**0.5, floor=wide.new_tensor((size * eps) ** 0.5))
+
+
+def prepared_norm(x: Tensor, norm: NormWeights, residual: Tensor | None = None) -> Tensor:
+    """rms_norm(x), or residual + rms_norm(x), in half the operations: rms(x) sqrt(D) = hypot(|x|, sqrt(D eps)).
+
+    A CPU has no fused norm in torch, and a decode step there is bound by the number of operations.
+    """
+    wide = at_least_float32(x)
+    unit = wide / torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), norm.floor)
+    if residual is not None and wide.dtype == residual.dtype:
+        return torch.addcmul(residual, unit, norm.scaled)
+    y = (unit * norm.scaled).to(x.dtype)
+    return y if residual is None else residual + y
+
+
 def apply_rope(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Rotate-half rope over the last dimension. x [..., H, hd]; cos, signed_sin [..., 1, hd] as Rotary.tables makes."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
@@ -45,17 +74,22 @@ def softcap(logits: Tensor, cap: float | None) -> Tensor:
     return logits if cap is None else torch.tanh(logits / cap) * cap
 
 
-def masked_attention(q_BQHD: Tensor, kv_BSGD: Tensor, mask_BQS: Tensor) -> Tensor:
+def pack_mask(mask_BQS: Tensor, group: int) -> Tensor:
+    """An additive mask repeated for the query heads of one kv head, [B, 1, Q * group, S], as masked_attention takes."""
+    b, q_len, s = mask_BQS.shape
+    return mask_BQS.unsqueeze(2).expand(-1, -1, group, -1).reshape(b, 1, q_len * group, s)
+
+
+def masked_attention(q_BQHD: Tensor, kv_BSGD: Tensor, packed_mask: Tensor) -> Tensor:
     """Grouped-query attention with scale 1 over gathered rows.
 
-    q_BQHD: H query heads. kv_BSGD: G = 2 * Hkv heads, keys first then values. mask_BQS: additive, in q's dtype.
+    q_BQHD: H query heads. kv_BSGD: G = 2 * Hkv heads, keys first then values. packed_mask: pack_mask's, in q's dtype.
     Returns [B, Q, H * hd]. The query heads of one kv head are packed beside the query rows, so keys are not repeated.
     """
     b, q_len, heads, hd = q_BQHD.shape
     kv_heads = kv_BSGD.shape[2] // 2
     group = heads // kv_heads
-    k, v = torch.split(kv_BSGD.transpose(1, 2), kv_heads, dim=1)
-    q = q_BQHD.view(b, q_len, kv_heads, group, hd).transpose(1, 2).reshape(b, kv_heads, q_len * group, hd)
-    mask = mask_BQS.unsqueeze(2).expand(-1, -1, group, -1).reshape(b, 1, q_len * group, -1)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=1.0)
+    kv = kv_BSGD.transpose(1, 2)
+    q = q_BQHD.reshape(b, q_len, kv_heads, group, hd).transpose(1, 2).reshape(b, kv_heads, q_len * group, hd)
+    out = F.scaled_dot_product_attention(q, kv[:, :kv_heads], kv[:, kv_heads:], attn_mask=packed_mask, scale=1.0)
     return out.view(b, kv_heads, q_len, group, hd).transpose(1, 2).reshape(b, q_len, heads * hd)

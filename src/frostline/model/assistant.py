@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from frostline.kernels.reference import at_least_float32
 from frostline.model.attention import AttentionContext
-from frostline.model.decoder import DecoderLayer
+from frostline.model.decoder import DecoderLayer, prepare_parts
 from frostline.model.layers import Embedding, RMSNorm
 from frostline.model.rope import Rotary
 from frostline.model.spec import AssistantSpec, ModelSpec
@@ -86,9 +86,7 @@ class Assistant(nn.Module):
         The tied table itself keeps the vocabulary's order, so that it can still be saved and read by token id.
         """
         self.rotary = Rotary(self.spec.text, dtype=self.dtype, device=self.device)
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            layer.self_attn.prepare()
+        prepare_parts(self)
         if self.spec.ordered:
             ordered = self.embed_tokens.weight.detach()[self.masked_embedding.token_ordering]
             self._by_centroid = ordered.view(self.spec.num_centroids, -1, ordered.shape[1])

@@ -62,10 +62,11 @@ class TreeRows:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The gathered key rows of one layer kind: pages [B, n], the row index of each, and the additive mask."""
+    """What the new rows see of one layer kind: gathered pages [B, n], and the mask, packed (kernels.reference)."""
 
     pages_Bn: Tensor
-    mask_BQS: Tensor
+    mask: Tensor
+    group: int
 
 
 class PagedContext:
@@ -105,8 +106,8 @@ class PagedContext:
     def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
         if kv_BQGD is not None:
             self._cache.pools[layer.kind].write(layer.index, self.slots(layer.kind), kv_BQGD.flatten(0, 1))
-        view = self._view(layer.kind)
-        return ops.masked_attention(q_BQHD, self._rows(layer, view), view.mask_BQS)
+        view = self.view(layer)
+        return ops.masked_attention(q_BQHD, self.rows(layer), view.mask)
 
     def pick(self, row_B: Tensor) -> AttentionContext:
         return _PickedContext(self, self._rotary, row_B)
@@ -120,25 +121,24 @@ class PagedContext:
             self._slots[kind] = slots.flatten()
         return self._slots[kind]
 
-    def view(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
-        """(gathered rows [B, S, G, hd], mask [B, Q, S]) of the layer's owner, after its rows were stored."""
-        view = self._view(layer.kind)
-        return self._rows(layer, view), view.mask_BQS
-
-    def _rows(self, layer: LayerSpec, view: View) -> Tensor:
+    def rows(self, layer: LayerSpec) -> Tensor:
+        """Keys and values of the layer's owner, gathered once, after its new rows were stored: [B, S, G, hd]."""
         owner = layer.kv_owner
         if owner not in self._gathered:
-            self._gathered[owner] = self._cache.pools[layer.kind].gather(owner, view.pages_Bn)
+            self._gathered[owner] = self._cache.pools[layer.kind].gather(owner, self.view(layer).pages_Bn)
         return self._gathered[owner]
 
-    def _view(self, kind: Kind) -> View:
+    def view(self, layer: LayerSpec) -> View:
+        """Pages and mask of the layer's kind, made once."""
+        kind = layer.kind
         if kind not in self._views:
             window = self._spec.window if kind == "sliding" else None
             pages_Bn, row_BS = page_window(
                 self._tables[kind], self._base_B, window, self._node_Q.shape[0], self._bound, self._cache.page_size
             )
-            visible = self._visible(row_BS, window)
-            self._views[kind] = View(pages_Bn=pages_Bn, mask_BQS=additive(visible, self._cache.pools[kind].rows.dtype))
+            mask = additive(self._visible(row_BS, window), self._cache.pools[kind].dtype)
+            group = layer.num_heads // layer.num_kv_heads
+            self._views[kind] = View(pages_Bn=pages_Bn, mask=ops.pack_mask(mask, group), group=group)
         return self._views[kind]
 
     def _visible(self, row_BS: Tensor, window: int | None) -> Tensor:
@@ -171,10 +171,11 @@ class _PickedContext:
 
     def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
         assert kv_BQGD is None, "only layers that share keys and values run after the pick"
-        rows, mask = self._whole.view(layer)
         if layer.kind not in self._masks:
-            self._masks[layer.kind] = mask[self._batch_B, self._row_B].unsqueeze(1)
-        return ops.masked_attention(q_BQHD, rows, self._masks[layer.kind])
+            view = self._whole.view(layer)
+            by_row = torch.unflatten(view.mask.squeeze(1), 1, (-1, view.group))
+            self._masks[layer.kind] = by_row[self._batch_B, self._row_B].unsqueeze(1)
+        return ops.masked_attention(q_BQHD, self._whole.rows(layer), self._masks[layer.kind])
 
     def pick(self, row_B: Tensor) -> AttentionContext:
         raise AssertionError("a picked context has one query row already")
@@ -203,6 +204,7 @@ class FrozenContext:
         self._position_B = length_B + offset
         self._ropes = _Ropes(rotary, self._position_B.unsqueeze(1))
         self._gathered: dict[Kind, tuple[Tensor, Tensor]] = {}
+        self._masks: dict[tuple[Kind, int], Tensor] = {}
 
     def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
         return self._ropes(kind)
@@ -212,7 +214,11 @@ class FrozenContext:
         if layer.kind not in self._gathered:
             self._gathered[layer.kind] = self._gather(layer.kind)
         rows, mask_B1S = self._gathered[layer.kind]
-        return ops.masked_attention(q_BQHD, rows, mask_B1S.expand(-1, q_BQHD.shape[1], -1))
+        key = layer.kind, q_BQHD.shape[1]
+        if key not in self._masks:
+            group = layer.num_heads // layer.num_kv_heads
+            self._masks[key] = ops.pack_mask(mask_B1S.expand(-1, key[1], -1), group)
+        return ops.masked_attention(q_BQHD, rows, self._masks[key])
 
     def pick(self, row_B: Tensor) -> AttentionContext:
         raise AssertionError("drafting needs every query row")
@@ -228,7 +234,7 @@ class FrozenContext:
             seen = seen & (self._position_B.unsqueeze(1) - row_BS < window)
         pool = self._cache.pools[kind]
         rows = pool.gather(self._target.last_owner(kind), pages_Bn)
-        return rows, additive(seen, pool.rows.dtype).unsqueeze(1)
+        return rows, additive(seen, pool.dtype).unsqueeze(1)
 
 
 class CausalContext:

@@ -55,14 +55,14 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, ple: Tensor | None, context: AttentionContext) -> Tensor:
         """x [B, Q, D]; ple [B, Q, P] of this layer or None."""
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), context))
+        x = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), context), x)
         h = self.mlp(self.pre_feedforward_layernorm(x))
         if self.has_moe:
-            h = self.post_feedforward_layernorm_1(h) + self._mixture(x)
-        x = x + self.post_feedforward_layernorm(h)
+            h = self.post_feedforward_layernorm_1(h, self._mixture(x))
+        x = self.post_feedforward_layernorm(h, x)
         if ple is not None:
             gated = nn.functional.gelu(self.per_layer_input_gate(x), approximate="tanh") * ple
-            x = x + self.post_per_layer_input_norm(self.per_layer_projection(gated))
+            x = self.post_per_layer_input_norm(self.per_layer_projection(gated), x)
         return x * self.layer_scalar
 
     def _mixture(self, residual: Tensor) -> Tensor:
@@ -113,9 +113,7 @@ class Decoder(nn.Module):
     def prepare(self) -> None:
         """Build what is derived from weights and device; call after loading and after weights change."""
         self.rotary = Rotary(self.spec, dtype=self.dtype, device=self.device)
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            layer.self_attn.prepare()
+        prepare_parts(self)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Scaled embedding [..., D]."""
@@ -154,6 +152,13 @@ class Decoder(nn.Module):
         normed = self.per_layer_projection_norm(by_context.unflatten(-1, shape))
         mixed: Tensor = (normed + by_token.unflatten(-1, shape)) * 2**-0.5
         return mixed
+
+
+def prepare_parts(model: nn.Module) -> None:
+    """Let every norm and attention of a model make its weights ready for inference."""
+    for part in model.modules():
+        if isinstance(part, RMSNorm | Attention):
+            part.prepare()
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:

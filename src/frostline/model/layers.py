@@ -23,9 +23,18 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
+        self._ready: ops.NormWeights | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.rms_norm(x, self.weight, self.eps)
+    def prepare(self) -> None:
+        """Make the weight ready for inference; call again after it changes."""
+        self._ready = ops.prepare_norm(self.weight, self.eps)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The norm of x, added to `residual` where one is given."""
+        if self._ready is not None and not self.training:
+            return ops.prepared_norm(x, self._ready, residual)
+        y = ops.rms_norm(x, self.weight, self.eps)
+        return y if residual is None else residual + y
 
 
 class Embedding(nn.Module):
@@ -81,11 +90,11 @@ class Attention(nn.Module):
         self.o_proj = RowLinear(self.heads * hd, hidden_size, group=group, dtype=dtype, device=device)
         self.q_norm = RMSNorm(hd, eps, dtype=dtype, device=device)
         self.k_norm = RMSNorm(hd, eps, dtype=dtype, device=device) if layer.owns_kv else None
-        self._head_weight: Tensor | None = None
+        self._ready: ops.NormWeights | None = None
 
     def prepare(self) -> None:
         """Stack the per-head norm weights once; call again after weights change."""
-        self._head_weight = None if self.k_norm is None else self._stacked().detach()
+        self._ready = None if self.k_norm is None else ops.prepare_norm(self._stacked(), self.eps)
 
     def _stacked(self) -> Tensor:
         """Norm weights of all projected heads, [heads, hd]; values have none, so ones."""
@@ -102,8 +111,10 @@ class Attention(nn.Module):
             q = ops.apply_rope(self.q_norm(heads), cos, sin)
             out: Tensor = self.o_proj(context.attend(self.layer, q, None))
             return out
-        weight = self._stacked() if self.training or self._head_weight is None else self._head_weight
-        normed = ops.rms_norm(heads, weight, self.eps)
+        if self._ready is not None and not self.training:
+            normed = ops.prepared_norm(heads, self._ready)
+        else:
+            normed = ops.rms_norm(heads, self._stacked(), self.eps)
         turned = ops.apply_rope(normed[..., : self.heads + self.kv_heads, :], cos, sin)
         if self.layer.k_eq_v:
             values = ops.rms_norm(heads[..., self.heads :, :], None, self.eps)

@@ -87,20 +87,21 @@ class Rows:
 
     def seed(self, rows_B: Tensor, length_B: Tensor, bonus_B: Tensor, hidden_BD: Tensor) -> None:
         """Publish the state of the next iteration: new length, bonus token, hidden of the last committed row."""
-        live_B = rows_B > 0
-        self.length[rows_B] = length_B * live_B
-        self.bonus[rows_B] = bonus_B * live_B
-        self.hidden[rows_B] = hidden_BD * live_B.unsqueeze(1).to(hidden_BD.dtype)
+        self.length.index_copy_(0, rows_B, length_B)
+        self.bonus.index_copy_(0, rows_B, bonus_B)
+        self.hidden.index_copy_(0, rows_B, hidden_BD)
+        for state in (self.length, self.bonus, self.hidden):
+            state[0].zero_()
 
     def sampling(self, rows_B: Tensor) -> SamplingRows:
         s = self._sampling
         return SamplingRows(
-            temperature=s.temperature[rows_B],
-            top_k=s.top_k[rows_B],
-            top_p=s.top_p[rows_B],
-            min_p=s.min_p[rows_B],
-            seed=s.seed[rows_B],
+            temperature=s.temperature.index_select(0, rows_B),
+            top_k=s.top_k.index_select(0, rows_B),
+            top_p=s.top_p.index_select(0, rows_B),
+            min_p=s.min_p.index_select(0, rows_B),
+            seed=s.seed.index_select(0, rows_B),
         )
 
     def batch_tables(self, rows_B: Tensor) -> Mapping[Group, Tensor]:
-        return {group: table[rows_B] for group, table in self.tables.items()}
+        return {group: table.index_select(0, rows_B) for group, table in self.tables.items()}

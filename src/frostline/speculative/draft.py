@@ -19,9 +19,10 @@ from frostline.model.assistant import Assistant
 from frostline.model.attention import FrozenContext
 from frostline.model.decoder import Decoder
 from frostline.runner.rows import Rows
-from frostline.runner.sampling import SamplingRows, choose, perturb
+from frostline.runner.sampling import choose
 from frostline.speculative.pair import Pair
 from frostline.speculative.plan import Plan
+from frostline.speculative.scoring import Scorer
 from frostline.speculative.tree import DraftTree, chain, select_tree, top_children
 from frostline.types import Group
 
@@ -36,7 +37,7 @@ def draft(
     kv_bound: int,
 ) -> DraftTree:
     """The nodes that verify will check, root first: [B, N]."""
-    bonus_B, length_B = rows.bonus[rows_B], rows.length[rows_B]
+    bonus_B, length_B = rows.bonus.index_select(0, rows_B), rows.length.index_select(0, rows_B)
     if plan.num_steps == 0:
         return chain(bonus_B, bonus_B.new_empty((bonus_B.shape[0], 0)))
     assert pair.assistant is not None, "a plan with draft steps needs an assistant"
@@ -49,8 +50,9 @@ def draft(
         offset=plan.draft_offset,
         kv_bound=kv_bound,
     )
-    drafter = _Drafter(pair.target, pair.assistant, context, rows.sampling(rows_B), length_B, plan)
-    hidden_B1E = rows.hidden[rows_B].unsqueeze(1)
+    scorer = Scorer(rows, rows_B, plan, noisy=plan.coupled)
+    drafter = _Drafter(pair.target, pair.assistant, context, scorer, length_B)
+    hidden_B1E = rows.hidden.index_select(0, rows_B).unsqueeze(1)
     if plan.is_chain:
         return _chain(drafter, bonus_B, hidden_B1E, plan)
     return _tree(drafter, bonus_B, hidden_B1E, plan)
@@ -60,38 +62,17 @@ class _Drafter:
     """One draft step for a frontier of F nodes per request; keeps what is constant over the iteration."""
 
     def __init__(
-        self,
-        target: Decoder,
-        assistant: Assistant,
-        context: FrozenContext,
-        sampling: SamplingRows,
-        length_B: Tensor,
-        plan: Plan,
+        self, target: Decoder, assistant: Assistant, context: FrozenContext, scorer: Scorer, length_B: Tensor
     ) -> None:
         self._target, self._assistant, self._context = target, assistant, context
-        self._sampling, self._length_B, self._plan = sampling, length_B, plan
+        self._scorer, self._length_B1 = scorer, length_B.unsqueeze(1)
 
     def __call__(self, depth: int, token_BF: Tensor, hidden_BFE: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Children of the frontier nodes at `depth`: (scores [B * F, C], token ids or None, next hidden [B, F, E]).
-
-        A node at depth d stands at position P + d, so its children are drawn with the noise of position P + d + 1.
-        """
-        width = token_BF.shape[1]
+        """Children of the frontier nodes at `depth`: (scores [B * F, C], token ids or None, next hidden [B, F, E])."""
         u, hidden = self._assistant.step(self._target.embed(token_BF), hidden_BFE, self._context)
         found = self._assistant.head(u.flatten(0, 1))
-        sampling, position = self._sampling, self._length_B + (depth + 1)
-        if width > 1:
-            sampling, position = sampling.repeat(width), position.repeat_interleave(width)
-        scores = perturb(
-            found.logits,
-            sampling,
-            position,
-            found.token_ids,
-            sampled=self._plan.sampled and self._plan.coupled,
-            filtered=self._plan.filtered,
-            max_top_k=self._plan.max_top_k,
-        )
-        return scores, found.token_ids, hidden
+        position_BF = (self._length_B1 + depth).expand(-1, token_BF.shape[1])
+        return self._scorer(found.logits, position_BF, found.token_ids), found.token_ids, hidden
 
 
 def _named(index: Tensor, token_ids: Tensor | None) -> Tensor:

@@ -23,10 +23,11 @@ from frostline.model.resolve import find_draft, resolve_model
 from frostline.model.spec import assistant_spec, read_config, target_spec
 from frostline.runner.memory import plan_pages
 from frostline.runner.rows import Rows, RowValues
-from frostline.runner.sampling import choose, perturb
+from frostline.runner.sampling import choose
 from frostline.speculative.iteration import Run, iterate
 from frostline.speculative.pair import Pair
 from frostline.speculative.plan import Plan
+from frostline.speculative.scoring import Scorer
 from frostline.speculative.step import DraftNodes, PrefillChunk, RunResult, SeedResult, Step, StepResult
 from frostline.types import GROUPS, Group
 
@@ -173,7 +174,7 @@ class DeviceExecutor:
         token_BQ = self._rows.index(padded).view(len(chunks), width)
         length_B = self._rows.index([len(chunk.tokens) for chunk in chunks])
         rows_B, start_B = self._rows.index([c.row for c in chunks]), self._rows.index([c.start for c in chunks])
-        target, sampling = self.pair.target, self._rows.sampling(rows_B)
+        target = self.pair.target
         context = PagedContext(
             self._cache,
             self.spec,
@@ -186,14 +187,7 @@ class DeviceExecutor:
         )
         hidden_BD = target(token_BQ, context, last=length_B - 1).squeeze(1)
         end_B = start_B + length_B
-        scores = perturb(
-            target.logits(hidden_BD),
-            sampling,
-            end_B,
-            sampled=plan.sampled,
-            filtered=plan.filtered,
-            max_top_k=plan.max_top_k,
-        )
+        scores = Scorer(self._rows, rows_B, plan)(target.logits(hidden_BD), (end_B - 1).unsqueeze(1))
         token_B = choose(scores)
         self._rows.seed(rows_B, end_B, token_B, hidden_BD)
         return _Seeds(chunks=chunks, token_B=token_B, finite_B=hidden_BD.isfinite().all(1))

@@ -18,11 +18,12 @@ from torch import Tensor
 from frostline.cache.pool import KVCache
 from frostline.model.attention import PagedContext, TreeRows, slots_of
 from frostline.runner.rows import Rows
-from frostline.runner.sampling import choose, perturb
+from frostline.runner.sampling import choose
 from frostline.speculative.accept import accept_walk
 from frostline.speculative.draft import draft
 from frostline.speculative.pair import Pair
 from frostline.speculative.plan import Plan
+from frostline.speculative.scoring import Scorer
 from frostline.speculative.tree import DraftTree
 from frostline.types import Group
 
@@ -42,10 +43,10 @@ class Run:
 
 def iterate(pair: Pair, cache: KVCache, rows: Rows, rows_B: Tensor, plan: Plan, kv_bound: int) -> Run:
     """Advance the requests in rows_B [B] by one run each. kv_bound: a host value, at least `P + N` of each of them."""
-    tables, length_B = rows.batch_tables(rows_B), rows.length[rows_B]
+    tables, length_B = rows.batch_tables(rows_B), rows.length.index_select(0, rows_B)
     tree = draft(pair, cache, rows, rows_B, tables, plan, kv_bound)
     hidden_BND, choice_BN = _verify(pair, cache, rows, rows_B, tables, tree, plan, kv_bound)
-    path_BK, accepted_B = accept_walk(tree, choice_BN, rows.depth[rows_B], plan.num_steps)
+    path_BK, accepted_B = accept_walk(tree, choice_BN, rows.depth.index_select(0, rows_B), plan.num_steps)
     if not plan.is_chain:
         _compact(cache, tables, length_B, path_BK, accepted_B)
     tokens_BK = choice_BN.gather(1, path_BK)
@@ -72,7 +73,7 @@ def _verify(
     kv_bound: int,
 ) -> tuple[Tensor, Tensor]:
     """One target forward over all nodes: (hidden [B, N, D], the token that the rule emits after each node [B, N])."""
-    target, length_B, width = pair.target, rows.length[rows_B], plan.verify_width
+    target, length_B, width = pair.target, rows.length.index_select(0, rows_B), plan.verify_width
     context = PagedContext(
         cache,
         target.spec,
@@ -84,14 +85,7 @@ def _verify(
         tree=None if plan.is_chain else TreeRows(depth_BN=tree.depth_BN, ancestors_BN=tree.ancestors_BN),
     )
     hidden = target(tree.token_BN, context)
-    scores = perturb(
-        target.logits(hidden).flatten(0, 1),
-        rows.sampling(rows_B).repeat(width),
-        (length_B.unsqueeze(1) + tree.depth_BN + 1).flatten(),
-        sampled=plan.sampled,
-        filtered=plan.filtered,
-        max_top_k=plan.max_top_k,
-    )
+    scores = Scorer(rows, rows_B, plan)(target.logits(hidden).flatten(0, 1), context.positions_BQ)
     return hidden, choose(scores).view(-1, width)
 
 

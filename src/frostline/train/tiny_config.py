@@ -14,7 +14,7 @@ from frostline.model.spec import assistant_spec, target_spec
 from frostline.train.tokenizer import EOS_IDS, GENERATION_DEFAULTS, VOCAB_SIZE
 
 _PATTERN = ("sliding_attention", "sliding_attention", "sliding_attention", "full_attention")
-HIDDEN = 192
+HIDDEN = 160
 NUM_DRAFTS = 4
 
 
@@ -25,12 +25,12 @@ def target_config() -> dict[str, Any]:
         "model_type": "gemma4_text",
         **_shared_settings(),
         "hidden_size": HIDDEN,
-        "intermediate_size": 336,
+        "intermediate_size": 256,
         "use_double_wide_mlp": True,
-        "num_hidden_layers": 12,
-        "layer_types": list(_PATTERN * 3),
+        "num_hidden_layers": 16,
+        "layer_types": list(_PATTERN * 4),
         "num_kv_shared_layers": 4,
-        "hidden_size_per_layer_input": 8,
+        "hidden_size_per_layer_input": 16,
         "vocab_size_per_layer_input": VOCAB_SIZE,
         "final_logit_softcapping": 30.0,
     }
