@@ -85,7 +85,7 @@ def drafter_text(own: Documents, kinds: Mapping[str, Documents], settings: OnPol
 
 
 def save_documents(documents: Documents, path: Path) -> None:
-    np.savez(path, tokens=documents.tokens, offsets=documents.offsets, quiet=documents.quiet)
+    np.savez_compressed(path, tokens=documents.tokens, offsets=documents.offsets, quiet=documents.quiet)
 
 
 def read_documents(path: Path) -> Documents:

@@ -23,7 +23,7 @@ from frostline.model.spec import Kind
 from frostline.runner.sampling import SamplingRows, choose, perturb, process
 
 Ablation = Literal["none", "hidden", "kv"]
-_HEAD_ROWS = 4096
+_HEAD_ROWS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +92,12 @@ def draft_everywhere(
     offset = 0 if assistant.spec.draft_position in (None, "P") else -1
     frozen = FrozenDenseContext(target.spec, assistant.rotary, kv=kv, positions_T=positions_T, offset=offset)
     rows = _sampling_rows(texts, sampling, hidden, batch_R)
-    drafted_by_row = _free_run(target, assistant, tokens_BT, seed_hidden, frozen, (batch_R, row_R), rows, num_steps)
+    place = (batch_R, row_R)
+    drafts_RK = _free_run(target, assistant, tokens_BT, seed_hidden, frozen, place, rows, num_steps, sampling.top_k)
     overlap_R = None
     if rows is not None and not sampling.argmax_drafts:
-        overlap_R = _overlap(target, assistant, tokens_BT, hidden, seed_hidden, frozen, (batch_R, row_R), rows)
-    drafts_by_text = torch.split(drafted_by_row.cpu(), counts)
+        overlap_R = _overlap(target, assistant, tokens_BT, hidden, seed_hidden, frozen, place, rows, sampling.top_k)
+    drafts_by_text = torch.split(drafts_RK.cpu(), counts)
     overlaps = [None] * len(texts) if overlap_R is None else torch.split(overlap_R.cpu(), counts)
     return [Drafts(drafts=d, overlap=o) for d, o in zip(drafts_by_text, overlaps, strict=True)]
 
@@ -125,6 +126,7 @@ def _free_run(
     place: tuple[Tensor, Tensor],
     rows: SamplingRows | None,
     num_steps: int,
+    max_top_k: int,
 ) -> Tensor:
     """[R, K]. Rows that were not asked for read token 0 after the first depth; nobody looks at them."""
     batch_R, row_R = place
@@ -134,13 +136,11 @@ def _free_run(
         u, hidden = assistant.step(target.embed(token_BT), hidden, frozen)
         parts = []
         for part in torch.split(torch.arange(len(row_R), device=row_R.device), _HEAD_ROWS):
-            found = assistant.head(u[batch_R[part], row_R[part]])
-            score = found.logits
+            score = draft_logits(assistant, u[batch_R[part], row_R[part]])
             if rows is not None:
-                chosen = _take(rows, part)
                 position = row_R[part] + 1 + s
-                score = perturb(score, chosen, position, found.token_ids, sampled=True, filtered=True)
-            parts.append(found.tokens(choose(score).unsqueeze(1)).squeeze(1))
+                score = perturb(score, _take(rows, part), position, sampled=True, filtered=True, max_top_k=max_top_k)
+            parts.append(choose(score))
         token_R = torch.cat(parts)
         drafts.append(token_R)
         token_BT = torch.zeros_like(tokens_BT).index_put((batch_R, row_R), token_R)
@@ -156,6 +156,7 @@ def _overlap(
     frozen: FrozenDenseContext,
     place: tuple[Tensor, Tensor],
     rows: SamplingRows,
+    max_top_k: int,
 ) -> Tensor:
     """sum of min(p, q) at depth 1, [R]: p the target's distribution after token i + 1, q the drafter's, both filtered.
 
@@ -167,12 +168,26 @@ def _overlap(
     for part in torch.split(torch.arange(len(row_R), device=row_R.device), _HEAD_ROWS):
         b, i = batch_R[part], row_R[part]
         chosen = _take(rows, part)
-        found = assistant.head(u[b, i])
-        p = process(target.logits(hidden[b, (i + 1).clamp(max=hidden.shape[1] - 1)]), chosen).softmax(-1)
-        q = process(found.logits, chosen).softmax(-1)
-        p_at_q = p if found.token_ids is None else p.gather(1, found.token_ids)
-        parts.append(torch.minimum(p_at_q, q).sum(-1))
+        after = target.logits(hidden[b, (i + 1).clamp(max=hidden.shape[1] - 1)])
+        p = process(after, chosen, max_top_k=max_top_k).softmax(-1)
+        q = process(draft_logits(assistant, u[b, i]), chosen, max_top_k=max_top_k).softmax(-1)
+        parts.append(torch.minimum(p, q).sum(-1))
     return torch.cat(parts)
+
+
+def draft_logits(assistant: Assistant, u_Rd: Tensor) -> Tensor:
+    """Logits [R, V] of what the head may draft, by definition: dense, and -inf outside the best centroids' tokens."""
+    logits = assistant.dense_logits(u_Rd)
+    if not assistant.spec.ordered:
+        return logits
+    head = assistant.masked_embedding
+    best = head.centroids(u_Rd).topk(assistant.spec.top_centroids, dim=-1).indices
+    allowed = torch.zeros(len(u_Rd), assistant.spec.num_centroids, dtype=torch.bool, device=u_Rd.device)
+    allowed.scatter_(1, best, True)
+    size = logits.shape[1] // assistant.spec.num_centroids
+    cluster_V = torch.empty_like(head.token_ordering)
+    cluster_V[head.token_ordering] = torch.arange(logits.shape[1], device=u_Rd.device) // size
+    return logits.masked_fill(~allowed[:, cluster_V], -torch.inf)
 
 
 def _take(rows: SamplingRows, part: Tensor) -> SamplingRows:

@@ -16,6 +16,7 @@ from frostline.errors import ConfigError
 
 _WARM_UP = 0.03
 LOG_EVERY = 50
+_LINE_EVERY = 0.02
 
 
 @dataclass(kw_only=True)
@@ -57,11 +58,12 @@ def learning_rate(peak: float, fraction: float) -> float:
 
 
 class Reporter:
-    """A progress bar on a terminal, lines elsewhere; keeps the curve."""
+    """A progress bar on a terminal, lines elsewhere (every 2%, and what was watched); keeps the whole curve."""
 
     def __init__(self, console: Console, title: str) -> None:
         self._console, self._title = console, title
         self.curve: list[dict[str, float]] = []
+        self._printed = -1.0
         self._bar: Progress | None = None
         if console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
@@ -74,7 +76,8 @@ class Reporter:
         shown = "  ".join(f"{name} {value:,.4g}" for name, value in numbers.items())
         if self._bar is not None:
             self._bar.update(self._task, completed=fraction, description=f"{self._title}: {shown}")
-        else:
+        elif fraction - self._printed >= _LINE_EVERY or "steps" not in numbers:
+            self._printed = fraction
             self._console.print(f"{self._title} {fraction:6.1%}  {shown}", soft_wrap=True)
 
     def close(self) -> None:

@@ -128,6 +128,7 @@ def train_tiny(
 
 def run_stages(run: TinyRun, stages: Sequence[str], facts: Facts | None, console: Console) -> dict[str, Any]:
     """The stages in their order, metrics saved after each."""
+    corpus_kinds(run.corpus)
     run.out.mkdir(parents=True, exist_ok=True)
     path = run.out / "metrics.json"
     metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
