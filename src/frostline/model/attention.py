@@ -105,12 +105,18 @@ class PagedContext:
 
     def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
         if kv_BQGD is not None:
-            self._cache.pools[layer.kind].write(layer.index, self.slots(layer.kind), kv_BQGD.flatten(0, 1))
+            self._cache.pools[layer.kind].write(layer.index, self.slots(layer.kind), self._stored(kv_BQGD).flatten(0, 1))
         view = self.view(layer)
         return ops.masked_attention(q_BQHD, self.rows(layer), view.mask)
 
     def pick(self, row_B: Tensor) -> AttentionContext:
         return _PickedContext(self, self._rotary, row_B)
+
+    def _stored(self, kv_BQGD: Tensor) -> Tensor:
+        """Rows as they are stored: zeros from padding, since NaN in the padding page would reach whoever gathers it."""
+        if self._length_B is None:
+            return kv_BQGD
+        return kv_BQGD.masked_fill((self._node_Q >= self._length_B.unsqueeze(1))[..., None, None], 0)
 
     def slots(self, kind: Kind) -> Tensor:
         """Where the new rows are stored, [B * Q], in the group's pool."""
