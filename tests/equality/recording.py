@@ -1,0 +1,68 @@
+"""Between engine and device: what each request knew, what was drafted for it, what it got, iteration by iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from frostline.speculative.executor import DeviceExecutor, InFlight
+from frostline.speculative.plan import Plan
+from frostline.speculative.step import Group, RowInit, RunResult, Step, StepResult
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One run of one request. known: its tokens before, `P + 1` of them."""
+
+    known: int
+    plan: Plan
+    run: RunResult
+
+
+@dataclass
+class Track:
+    """One request, in order of admission. tokens: everything the device was told or returned."""
+
+    init: RowInit
+    tokens: list[int] = field(default_factory=list)
+    iterations: list[Iteration] = field(default_factory=list)
+
+
+class RecordingExecutor:
+    """An Executor around the device side that keeps tracks.
+
+    The sliding group's page numbers are turned round on their way, so that the two groups of a request never have the
+    same pages: the allocator alone would give both the same numbers, and a mix-up of the groups would not show.
+    """
+
+    def __init__(self, inner: DeviceExecutor) -> None:
+        self._inner = inner
+        self.num_rows, self.page_size = inner.num_rows, inner.page_size
+        self.num_pages: Mapping[Group, int] = inner.num_pages
+        self.max_context, self.verify_width = inner.max_context, inner.verify_width
+        self.tracks: list[Track] = []
+        self._by_row: dict[int, Track] = {}
+
+    def launch(self, step: Step) -> InFlight:
+        for init in step.inits:
+            self._by_row[init.row] = Track(init)
+            self.tracks.append(self._by_row[init.row])
+        for chunk in step.prefill:
+            self._by_row[chunk.row].tokens.extend(chunk.tokens)
+        turned = tuple(
+            replace(growth, pages=tuple(self.num_pages["sliding"] - page for page in growth.pages))
+            if growth.group == "sliding"
+            else growth
+            for growth in step.growth
+        )
+        return self._inner.launch(replace(step, growth=turned))
+
+    def collect(self, flight: InFlight) -> StepResult:
+        result = self._inner.collect(flight)
+        for seed in result.seeds:
+            self._by_row[seed.row].tokens.append(seed.token)
+        for run in result.runs:
+            track = self._by_row[run.row]
+            track.iterations.append(Iteration(known=len(track.tokens), plan=flight.step.plan, run=run))
+            track.tokens.extend(run.tokens)
+        return result
