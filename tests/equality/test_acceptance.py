@@ -152,7 +152,6 @@ def test_coupled_drafts_pay_and_agree_with_the_replay() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_prove_greedy_accept_length() -> None:
     measured = measure(CHAIN, GREEDY, 360, 128, batch=40)
     report("accept-greedy", figures(measured))
@@ -165,7 +164,6 @@ def _coupled() -> Measured:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_prove_coupling_sampled() -> None:
     coupled, argmax = _coupled(), measure(ARGMAX, ARGMAX_DRAFTS, 360, 128, batch=40)
     report("accept-sampled-coupled", figures(coupled) | coupling(coupled))

@@ -263,7 +263,6 @@ def test_the_oracle_tells_a_draft_without_noise(reference: ReferenceDrafter, mon
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", SHAPES)
 def test_prove_drafting(reference: ReferenceDrafter, name: str) -> None:
     config, count = SHAPES[name], 24

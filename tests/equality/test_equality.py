@@ -182,7 +182,6 @@ def _figures(found: list[RequestOutput], wrong: list[int], batch: int, seconds: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("mode", [*CHAINS, *TREES])
 def test_prove_equality(mode: str, rule: str) -> None:
@@ -190,14 +189,12 @@ def test_prove_equality(mode: str, rule: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rule", RULES)
 def test_prove_equality_of_the_widest_tree(rule: str) -> None:
     _prove("tree-K8-k3-N64", rule, MODES["tree-K8-k3-N64"], batch=24, every=8)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("mode", "every"), [("plain", 8), ("chain4", 2), ("tree-K4-k3-N16", 4)])
 def test_prove_equality_at_batch_one(mode: str, every: int, rule: str) -> None:
@@ -210,7 +207,6 @@ def _varied_plain() -> list[RequestOutput]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", ["chain6", "tree-K6-k3-N24"])
 def test_prove_equality_of_mixed_batches(mode: str) -> None:
     started = time.monotonic()

@@ -94,7 +94,6 @@ def test_greedy_text_equals_transformers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_prove_greedy_text_equals_transformers() -> None:
     report("transformers", compare(50, 64, batch=16))
 
@@ -175,7 +174,6 @@ def test_first_drafts_past_the_window_equal_transformers_under_the_same_mask() -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_prove_first_drafts_equal_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     short = short_prompts(50)
     wrong = [
