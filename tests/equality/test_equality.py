@@ -1,7 +1,8 @@
 """Speculation changes nothing that a user gets: chain, tree, any depth, any batch, greedy and sampled, in float64.
 
-`make test` runs a few prompts; `make prove` 200 prompts of 128 tokens for every mode. Two processes share the long run
-with `-k greedy` and `-k "not greedy"`.
+`make test` runs a few prompts; `make prove` 200 prompts of 128 tokens for every mode. Two processes share the long run:
+`make prove ARGS="-k sampled"` beside `make prove ARGS="-k 'not sampled'"`, with FROSTLINE_PROVE_FIGURES naming the
+folder where the figures are left.
 """
 
 from __future__ import annotations
