@@ -117,7 +117,9 @@ class EngineConfig:
 
     max_num_seqs: requests that run at once. max_model_len: tokens per request, prompt included; None takes the
     model's own. max_prefill_tokens: prompt tokens per tick. page_size: KV rows per page. kv_pages: pages per layer
-    group; None sizes them for max_num_seqs requests of max_model_len, within a memory bound.
+    group; None sizes them for max_num_seqs requests of max_model_len, within a memory bound. capture_after: uses of a
+    batch shape on a CPU before its iteration is recorded and replayed without Python (runner.graphs); None never
+    records. The tokens are the same.
     """
 
     max_num_seqs: int = 64
@@ -126,11 +128,14 @@ class EngineConfig:
     page_size: int = 16
     kv_pages: int | None = None
     schedule: Schedule = "sync"
+    capture_after: int | None = 32
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_prefill_tokens", "page_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.capture_after is not None and self.capture_after < 0:
+            raise ConfigError(f"capture_after must be 0 or more, or None to never record, got {self.capture_after}")
         for name in ("max_model_len", "kv_pages"):
             value = getattr(self, name)
             if value is not None and value < 2:

@@ -54,6 +54,7 @@ class LLM:
         max_prefill_tokens: int = 2048,
         page_size: int = 16,
         kv_pages: int | None = None,
+        capture_after: int | None = 32,
     ) -> None:
         config = EngineConfig(
             max_num_seqs=max_num_seqs,
@@ -62,6 +63,7 @@ class LLM:
             page_size=page_size,
             kv_pages=kv_pages,
             schedule=schedule,
+            capture_after=capture_after,
         )
         speculative = speculative or SpeculativeConfig()
         if draft == "none":

@@ -31,7 +31,7 @@ class Paged:
                 num_pages=batch * PAGES + 1,
             )
             self.tables[kind] = torch.randperm(batch * PAGES, generator=generator).view(batch, PAGES) + 1
-        self.cache = KVCache(layouts, page_size=PAGE, dtype=decoder.dtype, device="cpu")
+        self.cache = KVCache.empty(layouts, page_size=PAGE, dtype=decoder.dtype, device="cpu")
 
     def forward(
         self,

@@ -17,6 +17,11 @@ from torch.nn import functional as F
 MASKED = -1e30
 
 
+def sizes(x: Tensor) -> tuple[int, ...]:
+    """The shape as plain integers. A recorder (runner.graphs) would otherwise record arithmetic on shapes as work."""
+    return tuple(map(int, x.shape))
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """float16 and bfloat16 widened to float32; float32 and float64 as they are."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
@@ -60,7 +65,7 @@ def prepared_norm(x: Tensor, norm: NormWeights, residual: Tensor | None = None) 
 
 def apply_rope(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     """Rotate-half rope over the last dimension. x [..., H, hd]; cos, signed_sin [..., 1, hd] as Rotary.tables makes."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
+    return torch.addcmul(x * cos, x.roll(int(x.shape[-1]) // 2, -1), signed_sin)
 
 
 def gated_gelu(gate_up: Tensor) -> Tensor:
@@ -76,7 +81,7 @@ def softcap(logits: Tensor, cap: float | None) -> Tensor:
 
 def pack_mask(mask_BQS: Tensor, group: int) -> Tensor:
     """An additive mask repeated for the query heads of one kv head, [B, 1, Q * group, S], as masked_attention takes."""
-    b, q_len, s = mask_BQS.shape
+    b, q_len, s = sizes(mask_BQS)
     return mask_BQS.unsqueeze(2).expand(-1, -1, group, -1).reshape(b, 1, q_len * group, s)
 
 
@@ -86,10 +91,11 @@ def masked_attention(q_BQHD: Tensor, kv_BSGD: Tensor, packed_mask: Tensor) -> Te
     q_BQHD: H query heads. kv_BSGD: G = 2 * Hkv heads, keys first then values. packed_mask: pack_mask's, in q's dtype.
     Returns [B, Q, H * hd]. The query heads of one kv head are packed beside the query rows, so keys are not repeated.
     """
-    b, q_len, heads, hd = q_BQHD.shape
-    kv_heads = kv_BSGD.shape[2] // 2
+    b, q_len, heads, hd = sizes(q_BQHD)
+    kv_heads = int(kv_BSGD.shape[2]) // 2
     group = heads // kv_heads
     kv = kv_BSGD.transpose(1, 2)
-    q = q_BQHD.reshape(b, q_len, kv_heads, group, hd).transpose(1, 2).reshape(b, kv_heads, q_len * group, hd)
-    out = F.scaled_dot_product_attention(q, kv[:, :kv_heads], kv[:, kv_heads:], attn_mask=packed_mask, scale=1.0)
-    return out.view(b, kv_heads, q_len, group, hd).transpose(1, 2).reshape(b, q_len, heads * hd)
+    q = q_BQHD.reshape(b, q_len, kv_heads, group * hd).transpose(1, 2).reshape(b, kv_heads, q_len * group, hd)
+    k, v = kv.narrow(1, 0, kv_heads), kv.narrow(1, kv_heads, kv_heads)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=packed_mask, scale=1.0)
+    return out.view(b, kv_heads, q_len, group * hd).transpose(1, 2).reshape(b, q_len, heads * hd)

@@ -26,8 +26,8 @@ from frostline.model.spec import Kind, LayerSpec, ModelSpec
 class AttentionContext(Protocol):
     """What a layer needs of one forward."""
 
-    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        """cos and signed sin of the query rows, [B, Q, 1, hd]."""
+    def rope(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+        """cos and signed sin for every head that the layer projects, as Ropes gives them."""
         ...
 
     def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
@@ -39,17 +39,27 @@ class AttentionContext(Protocol):
         ...
 
 
-class _Ropes:
-    """cos and sin of the query positions, made once per layer kind."""
+class Ropes:
+    """cos and signed sin of query positions, made once per layer kind.
+
+    For a layer that projects only queries: [B, Q, 1, hd]. For one that owns keys and values: [B, Q, heads, hd] with
+    angle 0 for its value heads, which come last.
+    """
 
     def __init__(self, rotary: Rotary, positions_BQ: Tensor) -> None:
         self._rotary, self._positions = rotary, positions_BQ
-        self._tables: dict[Kind, tuple[Tensor, Tensor]] = {}
+        self._tables: dict[tuple[Kind, bool], tuple[Tensor, Tensor]] = {}
 
-    def __call__(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        if kind not in self._tables:
-            self._tables[kind] = self._rotary.tables(kind, self._positions)
-        return self._tables[kind]
+    def __call__(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+        key = layer.kind, layer.owns_kv
+        if key not in self._tables:
+            cos, sin = self._rotary.tables(layer.kind, self._positions)
+            if layer.owns_kv:
+                turned, values = (-1, -1, layer.num_heads + layer.num_kv_heads, -1), (-1, -1, layer.num_kv_heads, -1)
+                cos = torch.cat((cos.expand(turned), torch.ones_like(cos).expand(values)), dim=2)
+                sin = torch.cat((sin.expand(turned), torch.zeros_like(sin).expand(values)), dim=2)
+            self._tables[key] = cos, sin
+        return self._tables[key]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,20 +102,22 @@ class PagedContext:
     ) -> None:
         self._cache, self._spec, self._rotary, self._tables = cache, spec, rotary, tables
         self._base_B, self._bound, self._tree, self._length_B = base_B, kv_bound, tree, length_B
-        self._node_Q = torch.arange(width, device=base_B.device)
+        self._width, self._node_Q = width, torch.arange(width, device=base_B.device)
         self._row_BQ = base_B.unsqueeze(1) + self._node_Q
         self.positions_BQ = self._row_BQ if tree is None else base_B.unsqueeze(1) + tree.depth_BN
-        self._ropes = _Ropes(rotary, self.positions_BQ)
+        self._ropes = Ropes(rotary, self.positions_BQ)
         self._views: dict[Kind, View] = {}
         self._slots: dict[Kind, Tensor] = {}
         self._gathered: dict[int, Tensor] = {}
 
-    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        return self._ropes(kind)
+    def rope(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+        return self._ropes(layer)
 
     def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
         if kv_BQGD is not None:
-            self._cache.pools[layer.kind].write(layer.index, self.slots(layer.kind), self._stored(kv_BQGD).flatten(0, 1))
+            self._cache.pools[layer.kind].write(
+                layer.index, self.slots(layer.kind), self._stored(kv_BQGD).flatten(0, 1)
+            )
         view = self.view(layer)
         return ops.masked_attention(q_BQHD, self.rows(layer), view.mask)
 
@@ -140,7 +152,7 @@ class PagedContext:
         if kind not in self._views:
             window = self._spec.window if kind == "sliding" else None
             pages_Bn, row_BS = page_window(
-                self._tables[kind], self._base_B, window, self._node_Q.shape[0], self._bound, self._cache.page_size
+                self._tables[kind], self._base_B, window, self._width, self._bound, self._cache.page_size
             )
             mask = additive(self._visible(row_BS, window), self._cache.pools[kind].dtype)
             group = layer.num_heads // layer.num_kv_heads
@@ -158,7 +170,7 @@ class PagedContext:
         related = ((words.unsqueeze(2) >> self._node_Q) & 1).bool()
         if window is not None:
             related &= depth.unsqueeze(2) - depth.unsqueeze(1) < window
-        nodes = words.shape[1]
+        nodes = self._width
         node_BQS = (row - base).clamp(0, nodes - 1).expand(-1, nodes, -1)
         return torch.where(row < base, inside, related.gather(2, node_BQS) & (row < base + nodes))
 
@@ -168,12 +180,12 @@ class _PickedContext:
 
     def __init__(self, whole: PagedContext, rotary: Rotary, row_B: Tensor) -> None:
         self._whole, self._row_B = whole, row_B
-        self._batch_B = torch.arange(row_B.shape[0], device=row_B.device)
-        self._ropes = _Ropes(rotary, whole.positions_BQ[self._batch_B, row_B].unsqueeze(1))
+        self._batch_B = torch.arange(len(row_B), device=row_B.device)
+        self._ropes = Ropes(rotary, whole.positions_BQ[self._batch_B, row_B].unsqueeze(1))
         self._masks: dict[Kind, Tensor] = {}
 
-    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        return self._ropes(kind)
+    def rope(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+        return self._ropes(layer)
 
     def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
         assert kv_BQGD is None, "only layers that share keys and values run after the pick"
@@ -208,19 +220,19 @@ class FrozenContext:
         self._cache, self._target, self._tables, self._bound = cache, target, tables, kv_bound
         self._length_B = length_B
         self._position_B = length_B + offset
-        self._ropes = _Ropes(rotary, self._position_B.unsqueeze(1))
+        self._ropes = Ropes(rotary, self._position_B.unsqueeze(1))
         self._gathered: dict[Kind, tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[Kind, int], Tensor] = {}
 
-    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        return self._ropes(kind)
+    def rope(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+        return self._ropes(layer)
 
     def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
         assert kv_BQGD is None, "an assistant's layer has no keys and values of its own"
         if layer.kind not in self._gathered:
             self._gathered[layer.kind] = self._gather(layer.kind)
         rows, mask_B1S = self._gathered[layer.kind]
-        key = layer.kind, q_BQHD.shape[1]
+        key = layer.kind, int(q_BQHD.shape[1])
         if key not in self._masks:
             group = layer.num_heads // layer.num_kv_heads
             self._masks[key] = ops.pack_mask(mask_B1S.expand(-1, key[1], -1), group)
@@ -251,12 +263,12 @@ class CausalContext:
 
     def __init__(self, spec: ModelSpec, rotary: Rotary, positions_T: Tensor) -> None:
         self._spec = spec
-        self._ropes = _Ropes(rotary, positions_T.unsqueeze(0))
+        self._ropes = Ropes(rotary, positions_T.unsqueeze(0))
         self._masks = _DenseMasks(positions_T, positions_T, spec.window)
         self.kv: dict[int, Tensor] = {}
 
-    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        return self._ropes(kind)
+    def rope(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+        return self._ropes(layer)
 
     def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
         if kv_BQGD is not None:
@@ -278,11 +290,11 @@ class FrozenDenseContext:
     ) -> None:
         query_T = positions_T + 1 + offset
         self._kv = kv
-        self._ropes = _Ropes(rotary, query_T.unsqueeze(0))
+        self._ropes = Ropes(rotary, query_T.unsqueeze(0))
         self._masks = _DenseMasks(query_T, positions_T, target.window, last_row_T=positions_T)
 
-    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        return self._ropes(kind)
+    def rope(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+        return self._ropes(layer)
 
     def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
         assert kv_BQGD is None, "an assistant's layer has no keys and values of its own"
@@ -333,16 +345,17 @@ def page_window(
     indices say so by lying beyond every query.
     """
     device = table_Bn.device
-    total = min(-(-bound // page_size), table_Bn.shape[1])
+    batch, table_width = ops.sizes(table_Bn)
+    total = min(-(-bound // page_size), table_width)
     offset_S = torch.arange(page_size, device=device)
     count = total if window is None else min(total, (window + width - 2) // page_size + 2)
     if count == total:
         pages = table_Bn[:, :total]
-        row = torch.arange(total * page_size, device=device).unsqueeze(0).expand(table_Bn.shape[0], -1)
+        row = torch.arange(total * page_size, device=device).unsqueeze(0).expand(batch, -1)
         return pages, row
     first_B = (base_B - (window or 0) + 1).clamp(min=0).div(page_size, rounding_mode="floor")
     index_Bn = first_B.unsqueeze(1) + torch.arange(count, device=device)
-    pages = table_Bn.gather(1, index_Bn.clamp(max=table_Bn.shape[1] - 1))
+    pages = table_Bn.gather(1, index_Bn.clamp(max=table_width - 1))
     row = (index_Bn.unsqueeze(2) * page_size + offset_S).flatten(1)
     return pages, row
 
@@ -350,4 +363,4 @@ def page_window(
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where visible, a large negative value elsewhere; float16 takes its own lowest value."""
     lowest = max(ops.MASKED, torch.finfo(dtype).min)
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, lowest)
+    return torch.zeros(ops.sizes(visible), dtype=dtype, device=visible.device).masked_fill_(~visible, lowest)

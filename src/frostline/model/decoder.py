@@ -65,6 +65,8 @@ class DecoderLayer(nn.Module):
             x = self.post_per_layer_input_norm(self.per_layer_projection(gated), x)
         return x * self.layer_scalar
 
+    __call__ = forward
+
     def _mixture(self, residual: Tensor) -> Tensor:
         rows = residual.flatten(0, -2)
         weights, experts = self.router(rows)
@@ -133,7 +135,7 @@ class Decoder(nn.Module):
                 x, context = _pick(x, last), context.pick(last)
                 ple = None if ple is None else _pick(ple, last)
                 last = None
-            x = layer(x, None if ple is None else ple[:, :, index], context)
+            x = layer(x, None if ple is None else ple.select(2, index), context)
         if last is not None:
             x = _pick(x, last)
         hidden: Tensor = self.norm(x)
@@ -167,4 +169,4 @@ def _rounded(value: float, dtype: torch.dtype) -> float:
 
 def _pick(x: Tensor, row_B: Tensor) -> Tensor:
     """Query row `row_B[b]` of each request: x [B, Q, ...] -> [B, 1, ...]."""
-    return x[torch.arange(x.shape[0], device=x.device), row_B].unsqueeze(1)
+    return x[torch.arange(len(x), device=x.device), row_B].unsqueeze(1)

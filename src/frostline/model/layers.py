@@ -36,6 +36,8 @@ class RMSNorm(nn.Module):
         y = ops.rms_norm(x, self.weight, self.eps)
         return y if residual is None else residual + y
 
+    __call__ = forward
+
 
 class Embedding(nn.Module):
     """A table read by token id and, where it is tied, as the head. weight [V, D]."""
@@ -46,6 +48,8 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         return nn.functional.embedding(ids, self.weight)
+
+    __call__ = forward
 
 
 class GatedMLP(nn.Module):
@@ -59,15 +63,17 @@ class GatedMLP(nn.Module):
         self.down_proj = RowLinear(intermediate, size, group=group, dtype=dtype, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(ops.gated_gelu(self.gate_up_proj(x)))
-        return out
+        return self.down_proj(ops.gated_gelu(self.gate_up_proj(x)))
+
+    __call__ = forward
 
 
 class Attention(nn.Module):
     """Projections, per-head norms and rope around the context's attention.
 
     A layer that owns keys and values projects q, k, v at once (q, k where the raw key also serves as value); a layer
-    that shares, and every layer of an assistant, projects q only.
+    that shares, and every layer of an assistant, projects q only. Values get no weight and no turn: their norm weight
+    is 1 and their rope angle 0, so that all heads go through one norm and one rotation.
     """
 
     def __init__(
@@ -97,29 +103,26 @@ class Attention(nn.Module):
         self._ready = None if self.k_norm is None else ops.prepare_norm(self._stacked(), self.eps)
 
     def _stacked(self) -> Tensor:
-        """Norm weights of all projected heads, [heads, hd]; values have none, so ones."""
+        """Norm weights of all heads, [heads, hd]: queries', keys', and 1 for values."""
         assert self.k_norm is not None
-        parts = [self.q_norm.weight.expand(self.heads, -1), self.k_norm.weight.expand(self.kv_heads, -1)]
-        if not self.layer.k_eq_v:
-            parts.append(torch.ones_like(parts[1]))
-        return torch.cat(parts)
+        keys = self.k_norm.weight.expand(self.kv_heads, -1)
+        return torch.cat((self.q_norm.weight.expand(self.heads, -1), keys, torch.ones_like(keys)))
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
-        heads = self.qkv_proj(x).unflatten(-1, (self.projected, self.layer.head_dim))
-        cos, sin = context.rope(self.layer.kind)
+        layer = self.layer
+        batch, queries, _ = ops.sizes(x)
+        heads = self.qkv_proj(x).view(batch, queries, self.projected, layer.head_dim)
         if self.k_norm is None:
-            q = ops.apply_rope(self.q_norm(heads), cos, sin)
-            out: Tensor = self.o_proj(context.attend(self.layer, q, None))
-            return out
+            q = ops.apply_rope(self.q_norm(heads), *context.rope(layer))
+            return self.o_proj(context.attend(layer, q, None))
+        if layer.k_eq_v:
+            heads = torch.cat((heads, heads[:, :, self.heads :]), dim=2)
         if self._ready is not None and not self.training:
             normed = ops.prepared_norm(heads, self._ready)
         else:
             normed = ops.rms_norm(heads, self._stacked(), self.eps)
-        turned = ops.apply_rope(normed[..., : self.heads + self.kv_heads, :], cos, sin)
-        if self.layer.k_eq_v:
-            values = ops.rms_norm(heads[..., self.heads :, :], None, self.eps)
-        else:
-            values = normed[..., self.heads + self.kv_heads :, :]
-        kv = torch.cat((turned[..., self.heads :, :], values), dim=-2)
-        out = self.o_proj(context.attend(self.layer, turned[..., : self.heads, :], kv))
-        return out
+        turned = ops.apply_rope(normed, *context.rope(layer))
+        q, kv = turned.narrow(2, 0, self.heads), turned.narrow(2, self.heads, 2 * self.kv_heads)
+        return self.o_proj(context.attend(layer, q, kv))
+
+    __call__ = forward

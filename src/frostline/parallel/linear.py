@@ -1,4 +1,7 @@
-"""Linear layers that know which of their dimensions a parallel group shards. No biases: Gemma 4 has none."""
+"""Linear layers that know which of their dimensions a parallel group shards. No biases: Gemma 4 has none.
+
+Calling a part of a model goes straight to its forward: no hooks are used, and a decode step makes hundreds of calls.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ class ColumnLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)
 
+    __call__ = forward
+
 
 class RowLinear(nn.Module):
     """`y = x W^T` with the input dimension sharded; the ranks' partial `y` are summed. weight [out, in / size]."""
@@ -35,3 +40,5 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)
+
+    __call__ = forward

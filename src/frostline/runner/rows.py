@@ -32,10 +32,28 @@ class RowValues:
 
 
 class Rows:
-    """length [R] is `P`; bonus [R] and hidden [R, D] are the seed; tables[group] [R, n] are page tables."""
+    """length [R] is `P`; bonus [R] and hidden [R, D] are the seed; depth [R] is a row's own draft depth.
+
+    tables[group] [R, n] are page tables; sampling_rows are the sampling parameters of every row.
+    """
 
     def __init__(
         self,
+        *,
+        length: Tensor,
+        bonus: Tensor,
+        depth: Tensor,
+        hidden: Tensor,
+        tables: Mapping[Group, Tensor],
+        sampling_rows: SamplingRows,
+    ) -> None:
+        self.length, self.bonus, self.depth, self.hidden = length, bonus, depth, hidden
+        self.tables, self.sampling_rows = tables, sampling_rows
+        self.device = length.device
+
+    @classmethod
+    def empty(
+        cls,
         num_rows: int,
         *,
         hidden_size: int,
@@ -43,22 +61,42 @@ class Rows:
         groups: Sequence[Group],
         dtype: torch.dtype,
         device: torch.device,
-    ) -> None:
+    ) -> Rows:
+        """Rows with no request in them."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
 
-        def ints() -> Tensor:
-            return torch.zeros(num_rows, dtype=torch.int64, device=device)
+        def ints(*shape: int) -> Tensor:
+            return torch.zeros(num_rows, *shape, dtype=torch.int64, device=device)
 
         def floats() -> Tensor:
             return torch.zeros(num_rows, dtype=wide, device=device)
 
-        self.device = device
-        self.length, self.bonus, self.depth = ints(), ints(), ints()
-        self.hidden = torch.zeros(num_rows, hidden_size, dtype=dtype, device=device)
-        self.tables: dict[Group, Tensor] = {
-            group: torch.zeros(num_rows, table_width, dtype=torch.int64, device=device) for group in groups
-        }
-        self._sampling = SamplingRows(temperature=floats(), top_k=ints(), top_p=floats(), min_p=floats(), seed=ints())
+        return cls(
+            length=ints(),
+            bonus=ints(),
+            depth=ints(),
+            hidden=torch.zeros(num_rows, hidden_size, dtype=dtype, device=device),
+            tables={group: ints(table_width) for group in groups},
+            sampling_rows=SamplingRows(temperature=floats(), top_k=ints(), top_p=floats(), min_p=floats(), seed=ints()),
+        )
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All state, flat."""
+        s = self.sampling_rows
+        sampling = s.temperature, s.top_k, s.top_p, s.min_p, s.seed
+        return self.length, self.bonus, self.depth, self.hidden, *sampling, *self.tables.values()
+
+    def over(self, tensors: Sequence[Tensor]) -> Rows:
+        """Rows of the same shape over other tensors: how a recording takes its state as arguments."""
+        length, bonus, depth, hidden, temperature, top_k, top_p, min_p, seed, *tables = tensors
+        return Rows(
+            length=length,
+            bonus=bonus,
+            depth=depth,
+            hidden=hidden,
+            tables=dict(zip(self.tables, tables, strict=True)),
+            sampling_rows=SamplingRows(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+        )
 
     def index(self, rows: Sequence[int]) -> Tensor:
         """Row indices on the device, [B]."""
@@ -70,7 +108,7 @@ class Rows:
         self.length.index_fill_(0, at, 0)
         for table in self.tables.values():
             table.index_fill_(0, at, 0)
-        sampling = self._sampling
+        sampling = self.sampling_rows
         for field, column in (
             (self.depth, [v.depth for v in values]),
             (sampling.temperature, [v.temperature for v in values]),
@@ -94,7 +132,7 @@ class Rows:
             state[0].zero_()
 
     def sampling(self, rows_B: Tensor) -> SamplingRows:
-        s = self._sampling
+        s = self.sampling_rows
         return SamplingRows(
             temperature=s.temperature.index_select(0, rows_B),
             top_k=s.top_k.index_select(0, rows_B),

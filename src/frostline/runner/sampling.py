@@ -100,7 +100,7 @@ def perturb(
     if not sampled:
         return logits_RC
     kept_RC = process(logits_RC, rows, max_top_k=max_top_k) if filtered else _temper(logits_RC, rows)
-    ids = range(logits_RC.shape[-1]) if token_ids is None else token_ids
+    ids = range(int(logits_RC.shape[-1])) if token_ids is None else token_ids
     noise_RC = gumbel(rows.seed, position_R, ids, logits_RC.dtype)
     return torch.where(rows.temperature[:, None] > 0, noise_RC.add_(kept_RC), logits_RC)
 
@@ -122,12 +122,12 @@ def _rank_threshold(tempered_RC: Tensor, rows: SamplingRows, max_top_k: int) -> 
     Only the first `top_k` ranks are read. Ties with rank `top_k` that lie beyond it are counted, not listed: all have
     that rank's weight, and a cut among them is a cut at their common value.
     """
-    candidates = tempered_RC.shape[-1]
+    candidates = int(tempered_RC.shape[-1])
     if 0 < max_top_k < candidates:
         ranked_RL = tempered_RC.topk(max_top_k, dim=-1).values
     else:
         ranked_RL = tempered_RC.sort(dim=-1, descending=True).values
-    ranks = ranked_RL.shape[-1]
+    ranks = int(ranked_RL.shape[-1])
     by_k_R1 = (rows.top_k > 0)[:, None]
     by_p_R1 = (rows.top_p < 1)[:, None]
     last_R1 = torch.where(by_k_R1, rows.top_k[:, None].clamp(max=ranks), ranks) - 1

@@ -39,7 +39,7 @@ def draft(
     """The nodes that verify will check, root first: [B, N]."""
     bonus_B, length_B = rows.bonus.index_select(0, rows_B), rows.length.index_select(0, rows_B)
     if plan.num_steps == 0:
-        return chain(bonus_B, bonus_B.new_empty((bonus_B.shape[0], 0)))
+        return chain(bonus_B, bonus_B.new_empty((len(bonus_B), 0)))
     assert pair.assistant is not None, "a plan with draft steps needs an assistant"
     context = FrozenContext(
         cache,
@@ -71,7 +71,7 @@ class _Drafter:
         """Children of the frontier nodes at `depth`: (scores [B * F, C], token ids or None, next hidden [B, F, E])."""
         u, hidden = self._assistant.step(self._target.embed(token_BF), hidden_BFE, self._context)
         found = self._assistant.head(u.flatten(0, 1))
-        position_BF = (self._length_B1 + depth).expand(-1, token_BF.shape[1])
+        position_BF = (self._length_B1 + depth).expand(-1, int(token_BF.shape[1]))
         return self._scorer(found.logits, position_BF, found.token_ids), found.token_ids, hidden
 
 
@@ -94,14 +94,14 @@ def _tree(drafter: _Drafter, bonus_B: Tensor, hidden_B1E: Tensor, plan: Plan) ->
     A node's score is the sum of its path's log-probabilities, greedy, or of the same over perturbed logits otherwise;
     it never exceeds its parent's, so a kept node's ancestors are kept too.
     """
-    k, batch = plan.topk, bonus_B.shape[0]
+    k, batch = plan.topk, len(bonus_B)
     token, hidden = bonus_B.unsqueeze(1), hidden_B1E
     score = torch.zeros_like(token, dtype=torch.float64)
     index = torch.full_like(token, -1)
     tokens, cumulative, parents, depths = [], [], [], []
     offset = 0
     for depth in range(plan.num_steps):
-        width = token.shape[1]
+        width = int(token.shape[1])
         raw, ids, next_hidden = drafter(depth, token, hidden)
         value, child = top_children(raw.log_softmax(-1), k)
         child_score = (score.unsqueeze(2) + value.view(batch, width, k)).flatten(1)
@@ -115,7 +115,7 @@ def _tree(drafter: _Drafter, bonus_B: Tensor, hidden_B1E: Tensor, plan: Plan) ->
         score, best = top_children(child_score, k)
         token = child_token.gather(1, best)
         origin = best.div(k, rounding_mode="floor").unsqueeze(2)
-        hidden = next_hidden.gather(1, origin.expand(-1, -1, next_hidden.shape[2]))
+        hidden = next_hidden.gather(1, origin.expand(-1, -1, int(next_hidden.shape[2])))
         index = best + offset
         offset += width * k
     return select_tree(

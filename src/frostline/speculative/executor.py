@@ -21,6 +21,7 @@ from frostline.model.loader import load_assistant, load_target
 from frostline.model.pair import check_pair
 from frostline.model.resolve import find_draft, resolve_model
 from frostline.model.spec import assistant_spec, read_config, target_spec
+from frostline.runner.graphs import Graphs
 from frostline.runner.memory import plan_pages
 from frostline.runner.rows import Rows, RowValues
 from frostline.runner.sampling import choose
@@ -30,6 +31,9 @@ from frostline.speculative.plan import Plan
 from frostline.speculative.scoring import Scorer
 from frostline.speculative.step import DraftNodes, PrefillChunk, RunResult, SeedResult, Step, StepResult
 from frostline.types import GROUPS, Group
+
+# Row bounds of recorded iterations are rounded up to this, so that a growing context needs few recordings.
+BOUND_STEP = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +84,20 @@ class DeviceExecutor:
         layouts = plan_pages(
             self.spec, table_width=table_width, engine=engine, element_size=dtype.itemsize, device=device
         )
-        self._cache = KVCache(layouts, page_size=self.page_size, dtype=dtype, device=device)
+        self._cache = KVCache.empty(layouts, page_size=self.page_size, dtype=dtype, device=device)
         # A group without layers still has page numbers, so that the engine need not know which groups exist.
         most = max(layout.num_pages for layout in layouts.values())
         self.num_pages: Mapping[Group, int] = {
             group: layouts[group].num_pages if group in layouts else most for group in GROUPS
         }
         self._depths: dict[int, int] = {}
-        self._rows = Rows(
+        self._graphs: Graphs | None = None
+        if engine.capture_after is not None and device.type == "cpu":
+            self._graphs = Graphs(capture_after=engine.capture_after)
+        for model in (pair.target, pair.assistant):
+            if model is not None:
+                model.requires_grad_(False)
+        self._rows = Rows.empty(
             self.num_rows,
             hidden_size=self.spec.hidden_size,
             table_width=table_width,
@@ -148,7 +158,7 @@ class DeviceExecutor:
         run = None
         if step.rows:
             rows_B = self._rows.index(step.rows)
-            run = iterate(self.pair, self._cache, self._rows, rows_B, step.plan, step.kv_bound)
+            run = self._iterate(rows_B, step.plan, step.kv_bound)
         return InFlight(step=step, seeds=seeds, run=run)
 
     @torch.inference_mode()
@@ -165,6 +175,19 @@ class DeviceExecutor:
         if failed:
             self._scrub(failed)
         return StepResult(seeds=tuple(seeds), runs=tuple(runs))
+
+    def _iterate(self, rows_B: Tensor, plan: Plan, kv_bound: int) -> Run:
+        if self._graphs is None:
+            return iterate(self.pair, self._cache, self._rows, rows_B, plan, kv_bound)
+        # A bound past a table's end reads its last page again, under the mask.
+        bound = -(-kv_bound // BOUND_STEP) * BOUND_STEP
+        row_state, cached = self._rows.tensors(), self._cache.tensors()
+
+        def function(rows_B: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+            rows, cache = self._rows.over(state[: len(row_state)]), self._cache.over(state[len(row_state) :])
+            return iterate(self.pair, cache, rows, rows_B, plan, bound).tensors()
+
+        return Run.of(self._graphs.run((len(rows_B), plan, bound), function, rows_B, (*row_state, *cached)))
 
     def _prefill(self, chunks: tuple[PrefillChunk, ...], plan: Plan) -> _Seeds:
         """One padded forward for chunks of similar length; the last row of each becomes its row's seed."""

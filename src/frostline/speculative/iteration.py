@@ -40,6 +40,19 @@ class Run:
     finite_B: Tensor
     tree: DraftTree
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of it as a flat tuple, as a recording returns it."""
+        tree = self.tree
+        nodes = tree.token_BN, tree.parent_BN, tree.depth_BN, tree.ancestors_BN
+        return self.tokens_BK, self.count_B, self.finite_B, *nodes
+
+    @classmethod
+    def of(cls, tensors: tuple[Tensor, ...]) -> Run:
+        """The inverse of `tensors`."""
+        tokens_BK, count_B, finite_B, token_BN, parent_BN, depth_BN, ancestors_BN = tensors
+        tree = DraftTree(token_BN=token_BN, parent_BN=parent_BN, depth_BN=depth_BN, ancestors_BN=ancestors_BN)
+        return cls(tokens_BK=tokens_BK, count_B=count_B, finite_B=finite_B, tree=tree)
+
 
 def iterate(pair: Pair, cache: KVCache, rows: Rows, rows_B: Tensor, plan: Plan, kv_bound: int) -> Run:
     """Advance the requests in rows_B [B] by one run each. kv_bound: a host value, at least `P + N` of each of them."""
@@ -51,7 +64,7 @@ def iterate(pair: Pair, cache: KVCache, rows: Rows, rows_B: Tensor, plan: Plan, 
         _compact(cache, tables, length_B, path_BK, accepted_B)
     tokens_BK = choice_BN.gather(1, path_BK)
     accepted_B1 = accepted_B.unsqueeze(1)
-    path_hidden = hidden_BND.gather(1, path_BK.unsqueeze(2).expand(-1, -1, hidden_BND.shape[2]))
+    path_hidden = hidden_BND.gather(1, path_BK.unsqueeze(2).expand(-1, -1, int(hidden_BND.shape[2])))
     # The path is padded with its last node, so its last row is the last accepted one.
     rows.seed(rows_B, length_B + accepted_B + 1, tokens_BK.gather(1, accepted_B1).squeeze(1), path_hidden[:, -1])
     return Run(
@@ -96,7 +109,7 @@ def _compact(
 
     Bounded by the path's width, not the tree's. Past the accepted depth a row is copied onto itself.
     """
-    depth_K = torch.arange(1, path_BK.shape[1], device=path_BK.device)
+    depth_K = torch.arange(1, int(path_BK.shape[1]), device=path_BK.device)
     kept = depth_K <= accepted_B.unsqueeze(1)
     source = length_B.unsqueeze(1) + torch.where(kept, path_BK[:, 1:], depth_K)
     destination = (length_B.unsqueeze(1) + depth_K).expand_as(source)

@@ -24,7 +24,7 @@ class Scorer:
         """
         if self._sampling is None:
             return logits_RC
-        width = position_BN.shape[1]
+        width = int(position_BN.shape[1])
         return perturb(
             logits_RC,
             self._sampling.repeat(width) if width > 1 else self._sampling,

@@ -65,7 +65,7 @@ def select_tree(
     cand_parent_BM: candidate index of the parent, lower than its child's; -1 means the root. cand_depth_BM: 1 for the
     root's children. Tokens, parents and depths are int64.
     """
-    candidates = cand_token_BM.shape[1]
+    candidates = int(cand_token_BM.shape[1])
     assert 1 <= num_nodes <= min(candidates + 1, WORD_BITS), (num_nodes, candidates)
     order_BM = cand_score_BM.sort(dim=1, descending=True, stable=True).indices
     chosen_Bn = order_BM[:, : num_nodes - 1].sort(dim=1).values
@@ -89,7 +89,7 @@ def select_tree(
 
 def chain(bonus_B: Tensor, drafts_BK: Tensor) -> DraftTree:
     """The tree of k = 1: draft i hangs under draft i - 1. drafts_BK may have K = 0 columns (plain decoding)."""
-    requests, steps = drafts_BK.shape
+    requests, steps = map(int, drafts_BK.shape)
     assert steps < WORD_BITS, steps
     node_N = torch.arange(steps + 1, device=bonus_B.device)
     bit_N = torch.ones_like(node_N) << node_N
@@ -103,7 +103,7 @@ def chain(bonus_B: Tensor, drafts_BK: Tensor) -> DraftTree:
 
 def _ancestors(parent_BN: Tensor) -> Tensor:
     """Ancestor words [B, N] by pointer doubling: after pass i a word covers the nearest 2^i nodes up, self included."""
-    nodes = parent_BN.shape[1]
+    nodes = int(parent_BN.shape[1])
     node_N = torch.arange(nodes, device=parent_BN.device)
     word_BN = (torch.ones_like(node_N) << node_N).expand_as(parent_BN)
     above_BN = torch.where(parent_BN < 0, node_N, parent_BN)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from frostline.model.attention import AttentionContext, dense_attention
+from frostline.model.attention import AttentionContext, Ropes, dense_attention
 from frostline.model.rope import Rotary
 from frostline.model.spec import Kind, LayerSpec, ModelSpec
 
@@ -24,12 +24,12 @@ class CausalBlocks:
 
     def __init__(self, spec: ModelSpec, rotary: Rotary, length: int, device: torch.device) -> None:
         positions_1T = torch.arange(length, device=device).unsqueeze(0)
-        self._ropes = {kind: rotary.tables(kind, positions_1T) for kind in spec.ropes}
+        self._ropes = Ropes(rotary, positions_1T)
         self._local = LocalWindow(spec.window, length, ahead=0, device=device)
         self.kv: dict[int, Tensor] = {}
 
-    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        return self._ropes[kind]
+    def rope(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+        return self._ropes(layer)
 
     def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
         if kv_BQGD is not None:
@@ -56,11 +56,11 @@ class FrozenBlocks:
     ) -> None:
         positions_1T = torch.arange(length, device=device).unsqueeze(0) + (1 + offset)
         self._kv = kv
-        self._ropes = {kind: rotary.tables(kind, positions_1T) for kind in kv}
+        self._ropes = Ropes(rotary, positions_1T)
         self._local = LocalWindow(target.window, length, ahead=1 + offset, device=device)
 
-    def rope(self, kind: Kind) -> tuple[Tensor, Tensor]:
-        return self._ropes[kind]
+    def rope(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
+        return self._ropes(layer)
 
     def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
         assert kv_BQGD is None, "an assistant's layer has no keys and values of its own"

@@ -124,7 +124,7 @@ def _cache(
                 head_dim=layer.head_dim,
                 num_pages=1 + rows * pages,
             )
-    cache = KVCache(layouts, page_size=_PAGE, dtype=dtype, device=device)
+    cache = KVCache.empty(layouts, page_size=_PAGE, dtype=dtype, device=device)
     return cache, dict.fromkeys(layouts, table)
 
 
