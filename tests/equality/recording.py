@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from frostline.speculative.executor import DeviceExecutor, InFlight
 from frostline.speculative.plan import Plan
-from frostline.speculative.step import Group, RowInit, RunResult, Step, StepResult
+from frostline.speculative.step import RowInit, RunResult, Step, StepResult
+from frostline.types import Group
 
 
 @dataclass(frozen=True)

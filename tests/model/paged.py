@@ -9,7 +9,7 @@ from frostline.cache.pool import GroupLayout, KVCache
 from frostline.model.attention import FrozenContext, PagedContext, TreeRows
 from frostline.model.decoder import Decoder
 from frostline.model.rope import Rotary
-from frostline.model.spec import KINDS
+from frostline.types import GROUPS
 
 PAGE = 4
 PAGES = 16
@@ -22,7 +22,7 @@ class Paged:
         self.decoder, spec = decoder, decoder.spec
         generator = torch.Generator().manual_seed(seed)
         layouts, self.tables = {}, {}
-        for kind in KINDS:
+        for kind in GROUPS:
             layer = spec.layers[spec.last_owner(kind)]
             layouts[kind] = GroupLayout(
                 owners=spec.owners(kind),

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from frostline.cache.pages import PageAllocator
 from frostline.engine.request import Request
 from frostline.errors import RequestError
-from frostline.speculative.step import GROUPS, Executor, Group, PageGrowth
-from frostline.types import SamplingParams
+from frostline.speculative.step import Executor, PageGrowth
+from frostline.types import GROUPS, Group, SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)

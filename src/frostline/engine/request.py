@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from frostline.engine.counters import SpecCounter
 from frostline.engine.finish import NAN_LOGITS, Finish, FinishRules
-from frostline.speculative.step import Group
-from frostline.types import CompletionOutput, RequestOutput, SamplingParams
+from frostline.types import CompletionOutput, Group, RequestOutput, SamplingParams
 
 
 @dataclass(kw_only=True, eq=False)

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from frostline.cache.pool import KVCache
 from frostline.kernels import reference as ops
 from frostline.model.rope import Rotary
-from frostline.model.spec import Kind, LayerSpec, ModelSpec
+from frostline.model.spec import LayerSpec, ModelSpec
+from frostline.types import Group
 
 
 class AttentionContext(Protocol):
@@ -48,7 +49,7 @@ class Ropes:
 
     def __init__(self, rotary: Rotary, positions_BQ: Tensor) -> None:
         self._rotary, self._positions = rotary, positions_BQ
-        self._tables: dict[tuple[Kind, bool], tuple[Tensor, Tensor]] = {}
+        self._tables: dict[tuple[Group, bool], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
         key = layer.kind, layer.owns_kv
@@ -93,7 +94,7 @@ class PagedContext:
         spec: ModelSpec,
         rotary: Rotary,
         *,
-        tables: Mapping[Kind, Tensor],
+        tables: Mapping[Group, Tensor],
         base_B: Tensor,
         width: int,
         kv_bound: int,
@@ -106,8 +107,8 @@ class PagedContext:
         self._row_BQ = base_B.unsqueeze(1) + self._node_Q
         self.positions_BQ = self._row_BQ if tree is None else base_B.unsqueeze(1) + tree.depth_BN
         self._ropes = Ropes(rotary, self.positions_BQ)
-        self._views: dict[Kind, View] = {}
-        self._slots: dict[Kind, Tensor] = {}
+        self._views: dict[Group, View] = {}
+        self._slots: dict[Group, Tensor] = {}
         self._gathered: dict[int, Tensor] = {}
 
     def rope(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
@@ -130,7 +131,7 @@ class PagedContext:
             return kv_BQGD
         return kv_BQGD.masked_fill((self._node_Q >= self._length_B.unsqueeze(1))[..., None, None], 0)
 
-    def slots(self, kind: Kind) -> Tensor:
+    def slots(self, kind: Group) -> Tensor:
         """Where the new rows are stored, [B * Q], in the group's pool."""
         if kind not in self._slots:
             slots = slots_of(self._tables[kind], self._row_BQ, self._cache.page_size)
@@ -182,7 +183,7 @@ class _PickedContext:
         self._whole, self._row_B = whole, row_B
         self._batch_B = torch.arange(len(row_B), device=row_B.device)
         self._ropes = Ropes(rotary, whole.positions_BQ[self._batch_B, row_B].unsqueeze(1))
-        self._masks: dict[Kind, Tensor] = {}
+        self._masks: dict[Group, Tensor] = {}
 
     def rope(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
         return self._ropes(layer)
@@ -212,7 +213,7 @@ class FrozenContext:
         target: ModelSpec,
         rotary: Rotary,
         *,
-        tables: Mapping[Kind, Tensor],
+        tables: Mapping[Group, Tensor],
         length_B: Tensor,
         offset: int,
         kv_bound: int,
@@ -221,8 +222,8 @@ class FrozenContext:
         self._length_B = length_B
         self._position_B = length_B + offset
         self._ropes = Ropes(rotary, self._position_B.unsqueeze(1))
-        self._gathered: dict[Kind, tuple[Tensor, Tensor]] = {}
-        self._masks: dict[tuple[Kind, int], Tensor] = {}
+        self._gathered: dict[Group, tuple[Tensor, Tensor]] = {}
+        self._masks: dict[tuple[Group, int], Tensor] = {}
 
     def rope(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
         return self._ropes(layer)
@@ -241,7 +242,7 @@ class FrozenContext:
     def pick(self, row_B: Tensor) -> AttentionContext:
         raise AssertionError("drafting needs every query row")
 
-    def _gather(self, kind: Kind) -> tuple[Tensor, Tensor]:
+    def _gather(self, kind: Group) -> tuple[Tensor, Tensor]:
         window = self._target.window if kind == "sliding" else None
         # From one row below the constant position `P - 1` allows, so that both draft positions find their window.
         pages_Bn, row_BS = page_window(
@@ -286,7 +287,7 @@ class FrozenDenseContext:
     """
 
     def __init__(
-        self, target: ModelSpec, rotary: Rotary, *, kv: Mapping[Kind, Tensor], positions_T: Tensor, offset: int
+        self, target: ModelSpec, rotary: Rotary, *, kv: Mapping[Group, Tensor], positions_T: Tensor, offset: int
     ) -> None:
         query_T = positions_T + 1 + offset
         self._kv = kv
@@ -310,12 +311,12 @@ class _DenseMasks:
     def __init__(self, query_T: Tensor, key_T: Tensor, window: int, *, last_row_T: Tensor | None = None) -> None:
         last = (query_T if last_row_T is None else last_row_T).unsqueeze(1)
         full = key_T.unsqueeze(0) <= last
-        self._masks: dict[Kind, Tensor] = {
+        self._masks: dict[Group, Tensor] = {
             "full": full,
             "sliding": full & (query_T.unsqueeze(1) - key_T.unsqueeze(0) < window),
         }
 
-    def __call__(self, kind: Kind) -> Tensor:
+    def __call__(self, kind: Group) -> Tensor:
         return self._masks[kind]
 
 

@@ -151,8 +151,8 @@ class Decoder(nn.Module):
         shape = (len(self.spec.layers), self.spec.ple_dim)
         by_token = self.embed_tokens_per_layer(tokens) * self._ple_scale
         by_context = self.per_layer_model_projection(embedded) * self.spec.hidden_size**-0.5
-        normed = self.per_layer_projection_norm(by_context.unflatten(-1, shape))
-        mixed: Tensor = (normed + by_token.unflatten(-1, shape)) * 2**-0.5
+        normed = self.per_layer_projection_norm(torch.unflatten(by_context, -1, shape))
+        mixed: Tensor = (normed + torch.unflatten(by_token, -1, shape)) * 2**-0.5
         return mixed
 
 

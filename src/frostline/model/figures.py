@@ -16,7 +16,8 @@ from frostline.model.dtypes import resolve_dtype
 from frostline.model.names import assistant_slots, parameter_shapes, target_slots
 from frostline.model.pair import check_pair
 from frostline.model.resolve import find_draft, resolve_model
-from frostline.model.spec import KINDS, AssistantSpec, LayerSpec, ModelSpec, assistant_spec, read_config, target_spec
+from frostline.model.spec import AssistantSpec, LayerSpec, ModelSpec, assistant_spec, read_config, target_spec
+from frostline.types import GROUPS
 
 _ID_BYTES = 8
 
@@ -155,7 +156,7 @@ def _sized(parts: Mapping[str, int], size: int) -> dict[str, dict[str, int]]:
 
 def _geometry(spec: ModelSpec) -> dict[str, Any]:
     kinds: dict[str, Any] = {}
-    for kind in KINDS:
+    for kind in GROUPS:
         layers = [layer for layer in spec.layers if layer.kind == kind]
         if layers:
             owners = spec.owners(kind)
@@ -184,9 +185,9 @@ def _row_bytes(layer: LayerSpec, size: int) -> int:
 
 
 def _kv(spec: ModelSpec, context: int, size: int) -> dict[str, Any]:
-    per_token = {kind: sum(_row_bytes(spec.layers[index], size) for index in spec.owners(kind)) for kind in KINDS}
+    per_token = {kind: sum(_row_bytes(spec.layers[index], size) for index in spec.owners(kind)) for kind in GROUPS}
     rows = {"sliding": min(context, spec.window), "full": context}
-    held = {kind: per_token[kind] * rows[kind] for kind in KINDS}
+    held = {kind: per_token[kind] * rows[kind] for kind in GROUPS}
     return {
         "bytes_per_token": per_token,
         "context": context,

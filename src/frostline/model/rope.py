@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from frostline.model.spec import Kind, ModelSpec, RopeSpec
+from frostline.model.spec import ModelSpec, RopeSpec
+from frostline.types import Group
 
 
 class Rotary:
@@ -16,7 +17,7 @@ class Rotary:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         self._inv_freq = {kind: inverse_frequencies(rope, wide, device) for kind, rope in spec.ropes.items()}
 
-    def tables(self, kind: Kind, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def tables(self, kind: Group, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, signed sin) for `positions` [...], each [..., 1, hd] in the model's dtype.
 
         The sine of the first half is negated, so rotate-half becomes one roll (kernels.reference.apply_rope).

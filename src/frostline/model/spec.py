@@ -16,9 +16,7 @@ from typing import Any, Literal
 from frostline.errors import ModelError
 from frostline.types import GROUPS, Group
 
-Kind = Group
-KINDS = GROUPS
-_LAYER_KINDS: dict[str, Kind] = {"sliding_attention": "sliding", "full_attention": "full"}
+_LAYER_KINDS: dict[str, Group] = {"sliding_attention": "sliding", "full_attention": "full"}
 
 TARGET_TYPES = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 ASSISTANT_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
@@ -49,7 +47,7 @@ class LayerSpec:
     """One layer. kv_owner: the layer whose keys and values it reads, itself unless it shares; -1 in an assistant."""
 
     index: int
-    kind: Kind
+    kind: Group
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -79,7 +77,7 @@ class ModelSpec:
     ple_vocab: int
     softcap: float | None
     moe: MoESpec | None
-    ropes: Mapping[Kind, RopeSpec]
+    ropes: Mapping[Group, RopeSpec]
     window: int
     max_positions: int
     pad_token_id: int
@@ -93,11 +91,11 @@ class ModelSpec:
         """Index of the first layer without own keys and values; the layer count when every layer has them."""
         return next((layer.index for layer in self.layers if not layer.owns_kv), len(self.layers))
 
-    def owners(self, kind: Kind) -> tuple[int, ...]:
+    def owners(self, kind: Group) -> tuple[int, ...]:
         """Layers of this kind that own keys and values."""
         return tuple(layer.index for layer in self.layers if layer.kind == kind and layer.owns_kv)
 
-    def last_owner(self, kind: Kind) -> int:
+    def last_owner(self, kind: Group) -> int:
         """The owner that shared layers and the assistant's layers of this kind read (gemma4.md 1.6, 3.1)."""
         return self.owners(kind)[-1]
 
@@ -197,7 +195,7 @@ def _text_spec(text: Mapping[str, Any], *, dtype: str, assistant: bool) -> Model
     if text.get("use_bidirectional_attention") == "all":
         raise ModelError("this is an embedding model (use_bidirectional_attention 'all'); it does not generate text")
     kinds = _layer_kinds(text)
-    ropes = {kind: _rope(text, kind, kinds) for kind in KINDS if kind in kinds}
+    ropes = {kind: _rope(text, kind, kinds) for kind in GROUPS if kind in kinds}
     layers = _layers(text, kinds, assistant=assistant)
     eos = text.get("eos_token_id", 1)
     ple_dim = int(text.get("hidden_size_per_layer_input") or 0)
@@ -221,7 +219,7 @@ def _text_spec(text: Mapping[str, Any], *, dtype: str, assistant: bool) -> Model
     )
 
 
-def _layer_kinds(text: Mapping[str, Any]) -> list[Kind]:
+def _layer_kinds(text: Mapping[str, Any]) -> list[Group]:
     count = int(_need(text, "num_hidden_layers"))
     pattern = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(count)]
     names = text.get("layer_types") or pattern
@@ -234,7 +232,7 @@ def _layer_kinds(text: Mapping[str, Any]) -> list[Kind]:
     return [*(_LAYER_KINDS[name] for name in names[:-1]), "full"]
 
 
-def _head_geometry(text: Mapping[str, Any], index: int, kind: Kind) -> tuple[int, int]:
+def _head_geometry(text: Mapping[str, Any], index: int, kind: Group) -> tuple[int, int]:
     """(kv heads, head_dim) of a layer: from per_layer_config where it is written, else from the flat keys."""
     kv_heads, head_dim = int(_need(text, "num_key_value_heads")), int(text.get("head_dim", 256))
     overrides = text.get("per_layer_config")
@@ -249,7 +247,7 @@ def _head_geometry(text: Mapping[str, Any], index: int, kind: Kind) -> tuple[int
     return kv_heads, head_dim
 
 
-def _layers(text: Mapping[str, Any], kinds: list[Kind], *, assistant: bool) -> tuple[LayerSpec, ...]:
+def _layers(text: Mapping[str, Any], kinds: list[Group], *, assistant: bool) -> tuple[LayerSpec, ...]:
     count = len(kinds)
     # Every layer of an assistant reads the target's keys and values, also where the config leaves the count out.
     first_shared = 0 if assistant else count - int(text.get("num_kv_shared_layers") or 0)
@@ -293,7 +291,7 @@ def _moe(text: Mapping[str, Any]) -> MoESpec | None:
     )
 
 
-def _rope(text: Mapping[str, Any], kind: Kind, kinds: list[Kind]) -> RopeSpec:
+def _rope(text: Mapping[str, Any], kind: Group, kinds: list[Group]) -> RopeSpec:
     name = f"{kind}_attention"
     params = (text.get("rope_parameters") or {}).get(name) or {}
     rope_type = params.get("rope_type", "default" if kind == "sliding" else "proportional")

@@ -48,7 +48,8 @@ class Graphs:
                 return function(rows_B, *state)
             self._record(key, function, rows_B, state)
         self._recorded.move_to_end(key)
-        with torch.jit.optimized_execution(False):
+        # Unoptimised: the optimiser's passes double the cost of a recording and were measured to save nothing.
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             outputs: Tensors = self._recorded[key](rows_B, *state)
         return outputs
 
@@ -57,7 +58,8 @@ class Graphs:
         with warnings.catch_warnings():
             # The tracer warns of every host value that becomes part of the recording; here they are the key.
             warnings.simplefilter("ignore")
-            recorded = torch.jit.trace(function, (torch.zeros_like(rows_B), *state), check_trace=False)
+            example = (torch.zeros_like(rows_B), *state)
+            recorded = torch.jit.trace(function, example, check_trace=False)  # type: ignore[no-untyped-call]
         self._recorded[key] = recorded
         del self._uses[key]
         if len(self._recorded) > self._limit:

@@ -11,21 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from frostline.speculative.plan import Plan
-from frostline.types import GROUPS, Group
-
-__all__ = [
-    "GROUPS",
-    "DraftNodes",
-    "Executor",
-    "Group",
-    "PageGrowth",
-    "PrefillChunk",
-    "RowInit",
-    "RunResult",
-    "SeedResult",
-    "Step",
-    "StepResult",
-]
+from frostline.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from frostline.model.attention import AttentionContext, Ropes, dense_attention
 from frostline.model.rope import Rotary
-from frostline.model.spec import Kind, LayerSpec, ModelSpec
+from frostline.model.spec import LayerSpec, ModelSpec
+from frostline.types import Group
 
 
 class CausalBlocks:
@@ -49,7 +50,7 @@ class FrozenBlocks:
         target: ModelSpec,
         rotary: Rotary,
         *,
-        kv: Mapping[Kind, Tensor],
+        kv: Mapping[Group, Tensor],
         length: int,
         offset: int,
         device: torch.device,
@@ -71,7 +72,7 @@ class FrozenBlocks:
         raise AssertionError("training needs every query row")
 
 
-def last_owners(spec: ModelSpec, kv: Mapping[int, Tensor]) -> dict[Kind, Tensor]:
+def last_owners(spec: ModelSpec, kv: Mapping[int, Tensor]) -> dict[Group, Tensor]:
     """What the assistant reads: keys and values of the last owner of each layer kind."""
     return {kind: kv[spec.last_owner(kind)] for kind in spec.ropes}
 

@@ -21,13 +21,13 @@ from torch.nn import functional as F
 
 from frostline.model.assistant import Assistant
 from frostline.model.decoder import Decoder
-from frostline.model.spec import Kind
 from frostline.train.clusters import token_ordering
 from frostline.train.data import Packer
 from frostline.train.dense import CausalBlocks, FrozenBlocks, last_owners
 from frostline.train.initial import head_from_target, initialise
 from frostline.train.loop import Metrics, Optimiser, fit, maybe_compiled
 from frostline.train.schedule import Budget, Reporter
+from frostline.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Teacher:
 
     hidden: Tensor
     embedding: Tensor
-    kv: dict[Kind, Tensor]
+    kv: dict[Group, Tensor]
     probability: Tensor
     entropy: Tensor
     mass: Tensor | None

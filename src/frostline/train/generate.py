@@ -19,8 +19,9 @@ from torch import Tensor
 from frostline.cache.pool import GroupLayout, KVCache
 from frostline.model.attention import PagedContext
 from frostline.model.decoder import Decoder
-from frostline.model.spec import KINDS, Kind, ModelSpec
+from frostline.model.spec import ModelSpec
 from frostline.runner.sampling import SamplingRows, choose, perturb
+from frostline.types import GROUPS, Group
 
 _PAGE = 32
 _LOOK_EVERY = 32
@@ -110,12 +111,12 @@ def _batch(target: Decoder, prompts: Sequence[Prompt], max_new: int, stop: Seque
 
 def _cache(
     spec: ModelSpec, rows: int, length: int, dtype: torch.dtype, device: torch.device
-) -> tuple[KVCache, dict[Kind, Tensor]]:
+) -> tuple[KVCache, dict[Group, Tensor]]:
     """Pools in which every row owns one run of pages, and the page tables that say so."""
     pages = -(-length // _PAGE)
     table = 1 + torch.arange(rows * pages, device=device).view(rows, pages)
     layouts = {}
-    for kind in KINDS:
+    for kind in GROUPS:
         if spec.owners(kind):
             layer = spec.layers[spec.last_owner(kind)]
             layouts[kind] = GroupLayout(

@@ -19,8 +19,8 @@ from torch import Tensor
 from frostline.model.assistant import Assistant
 from frostline.model.attention import CausalContext, FrozenDenseContext
 from frostline.model.decoder import Decoder
-from frostline.model.spec import Kind
 from frostline.runner.sampling import SamplingRows, choose, perturb, process
+from frostline.types import Group
 
 Ablation = Literal["none", "hidden", "kv"]
 _HEAD_ROWS = 2048
@@ -83,7 +83,7 @@ def draft_everywhere(
     batch_R = torch.repeat_interleave(torch.arange(len(texts)), torch.tensor(counts)).to(device)
     row_R = torch.cat([torch.arange(n) + t.prompt_length - 1 for n, t in zip(counts, texts, strict=True)]).to(device)
 
-    kv: dict[Kind, Tensor] = {kind: causal.kv[target.spec.last_owner(kind)] for kind in target.spec.ropes}
+    kv: dict[Group, Tensor] = {kind: causal.kv[target.spec.last_owner(kind)] for kind in target.spec.ropes}
     seed_hidden = hidden
     if ablation == "kv":
         kv = {kind: torch.zeros_like(rows) for kind, rows in kv.items()}
