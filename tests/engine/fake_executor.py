@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 
 from frostline.speculative.plan import Plan
 from frostline.speculative.step import (
-    GROUPS,
-    Group,
     PageGrowth,
     PrefillChunk,
     RowInit,
@@ -22,6 +20,7 @@ from frostline.speculative.step import (
     Step,
     StepResult,
 )
+from frostline.types import GROUPS, Group
 
 NextToken = Callable[[int, int, Sequence[int]], int]
 
