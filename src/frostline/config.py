@@ -128,7 +128,7 @@ class EngineConfig:
     page_size: int = 16
     kv_pages: int | None = None
     schedule: Schedule = "sync"
-    capture_after: int | None = 32
+    capture_after: int | None = 64
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_prefill_tokens", "page_size"):

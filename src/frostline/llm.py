@@ -54,7 +54,7 @@ class LLM:
         max_prefill_tokens: int = 2048,
         page_size: int = 16,
         kv_pages: int | None = None,
-        capture_after: int | None = 32,
+        capture_after: int | None = 64,
     ) -> None:
         config = EngineConfig(
             max_num_seqs=max_num_seqs,

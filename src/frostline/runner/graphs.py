@@ -22,7 +22,7 @@ StateFunction = Callable[..., Tensors]
 class Graphs:
     """Recordings by key, most recently used kept.
 
-    capture_after: uses of a key before it is recorded; a recording costs as much as some tens of steps save, and a
+    capture_after: uses of a key before it is recorded; a recording takes 0.1 to 0.5 s and saves 2 to 3 ms a use, and a
     batch that shrinks passes through many sizes once. limit: recordings kept.
     """
 
