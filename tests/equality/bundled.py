@@ -13,8 +13,8 @@ from typing import Any
 from frostline import LLM, RequestOutput, SamplingParams, SpeculativeConfig
 from frostline.bundled import bundled_path
 from frostline.config import EngineConfig
-from frostline.speculative.executor import DeviceExecutor, load_pair
-from frostline.speculative.pair import Pair
+from frostline.speculative.executor import DeviceExecutor
+from frostline.speculative.pair import Pair, load_pair
 from frostline.speculative.step import Executor
 from frostline.text.generation import GenerationDefaults
 from frostline.text.tokenizer import Tokenizer

@@ -89,7 +89,7 @@ def environment(device: str) -> dict[str, Any]:
     """What a figure depends on: commit, versions, device, threads."""
     import torch
 
-    from frostline.speculative.executor import resolve_device
+    from frostline.speculative.pair import resolve_device
 
     device = resolve_device(device)
     on_gpu = device.startswith("cuda")

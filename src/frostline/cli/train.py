@@ -80,7 +80,7 @@ def tiny(
 ) -> None:
     """Train a small Gemma 4 target and its Frozen-KV assistant, measure them, and write their model cards."""
     check_requirements()
-    from frostline.speculative.executor import resolve_device
+    from frostline.speculative.pair import resolve_device
     from frostline.train.card import Facts
     from frostline.train.tiny import train_tiny
 

@@ -15,18 +15,12 @@ from frostline.cache.pool import KVCache
 from frostline.config import DraftPosition, EngineConfig, SpeculativeConfig
 from frostline.errors import ConfigError
 from frostline.model.attention import PagedContext
-from frostline.model.dtypes import resolve_dtype
-from frostline.model.dummy import dummy_assistant, dummy_target
-from frostline.model.loader import load_assistant, load_target
-from frostline.model.pair import check_pair
-from frostline.model.resolve import find_draft, resolve_model
-from frostline.model.spec import assistant_spec, read_config, target_spec
 from frostline.runner.graphs import Graphs
 from frostline.runner.memory import plan_pages
 from frostline.runner.rows import Rows, RowValues
 from frostline.runner.sampling import choose
 from frostline.speculative.iteration import Run, iterate
-from frostline.speculative.pair import Pair
+from frostline.speculative.pair import Pair, load_pair
 from frostline.speculative.plan import Plan
 from frostline.speculative.scoring import Scorer
 from frostline.speculative.step import DraftNodes, PrefillChunk, RunResult, SeedResult, Step, StepResult
@@ -71,7 +65,7 @@ class DeviceExecutor:
         if pair.assistant is None and speculative.num_steps:
             raise ConfigError("drafting needs an assistant; name one with draft=PATH or set num_steps=0")
         self.pair, self.spec, self._record = pair, pair.target.spec, record_nodes
-        self._engine, self.verify_width, self.page_size = engine, speculative.verify_width, engine.page_size
+        self.verify_width, self.page_size = speculative.verify_width, engine.page_size
         self.max_context = min(engine.max_model_len or self.spec.max_positions, self.spec.max_positions)
         if engine.max_model_len is not None and engine.max_model_len > self.spec.max_positions:
             raise ConfigError(
@@ -127,10 +121,6 @@ class DeviceExecutor:
         if pair.assistant is None:
             speculative = replace(speculative, num_steps=0, topk=1, num_draft_tokens=None)
         return cls(pair, speculative=speculative, engine=engine)
-
-    def with_speculative(self, speculative: SpeculativeConfig, *, record_nodes: bool = False) -> DeviceExecutor:
-        """Another executor over the same weights, with pools and rows of its own."""
-        return DeviceExecutor(self.pair, speculative=speculative, engine=self._engine, record_nodes=record_nodes)
 
     @torch.inference_mode()
     def launch(self, step: Step) -> InFlight:
@@ -243,41 +233,6 @@ class DeviceExecutor:
         if wanted != "auto" or assistant is None:
             return wanted
         return assistant.spec.draft_position or "auto"
-
-
-def load_pair(model: str, draft: str, *, device: str, dtype: str, dummy_weights: bool = False) -> Pair:
-    """Load a target and, unless draft is "none" or "auto" finds none, its assistant, after checking that they fit."""
-    place = torch.device(resolve_device(device))
-    folder = resolve_model(model, weights=not dummy_weights)
-    spec = target_spec(read_config(folder))
-    chosen = resolve_dtype(dtype, config_dtype=spec.dtype, device=place)
-    draft_folder = find_draft(model, draft, weights=not dummy_weights)
-    drafter = None if draft_folder is None else assistant_spec(read_config(draft_folder))
-    if drafter is not None:
-        check_pair(spec, drafter, target_folder=folder, assistant_folder=draft_folder)
-    assistant = None
-    if dummy_weights:
-        target = dummy_target(spec, dtype=chosen, device=place)
-        if drafter is not None:
-            assistant = dummy_assistant(drafter, spec, dtype=chosen, device=place).eval()
-    else:
-        target = load_target(folder, dtype=chosen, device=place)
-        if draft_folder is not None:
-            assistant = load_assistant(draft_folder, spec, dtype=chosen, device=place).eval()
-    return Pair(target=target.eval(), assistant=assistant)
-
-
-def resolve_device(name: str) -> str:
-    """ "auto" is a GPU where there is one. Raises ConfigError for a device that is not there."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(name).type
-    except RuntimeError:
-        raise ConfigError(f"device {name!r} is not known; use cpu, cuda or cuda:N") from None
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r}: this machine has no CUDA GPU that torch can use; use --device cpu")
-    return name
 
 
 def alike(chunks: tuple[PrefillChunk, ...]) -> list[tuple[PrefillChunk, ...]]:
