@@ -98,4 +98,4 @@ def masked_attention(q_BQHD: Tensor, kv_BSGD: Tensor, packed_mask: Tensor) -> Te
     q = q_BQHD.reshape(b, q_len, kv_heads, group * hd).transpose(1, 2).reshape(b, kv_heads, q_len * group, hd)
     k, v = kv.narrow(1, 0, kv_heads), kv.narrow(1, kv_heads, kv_heads)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=packed_mask, scale=1.0)
-    return out.view(b, kv_heads, q_len, group * hd).transpose(1, 2).reshape(b, q_len, heads * hd)
+    return out.reshape(b, kv_heads, q_len, group * hd).transpose(1, 2).reshape(b, q_len, heads * hd)
