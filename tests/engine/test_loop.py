@@ -80,6 +80,21 @@ def test_a_shallower_tree_is_no_wider_than_it_can_be(depth: int, width: int) -> 
     assert (plan.num_steps, plan.topk, plan.verify_width, plan.coupled) == (depth, 3, width, False)
 
 
+@pytest.mark.parametrize(
+    ("rows", "topk", "steps", "width"),
+    [(32, 3, 4, 28), (100, 3, 4, 20), (600, 3, 2, 3), (400, 1, 4, 5), (700, 1, 1, 2), (1500, 1, 0, 1), (3000, 3, 0, 1)],
+)
+def test_a_large_batch_stays_under_the_bound_on_nodes(rows: int, topk: int, steps: int, width: int) -> None:
+    """2,048 nodes at a time: the tree gets narrower first, then the drafts shorter."""
+    planner = Planner(
+        speculative=SpeculativeConfig(num_steps=4, topk=topk, num_draft_tokens=28 if topk > 1 else None),
+        offset=DraftOffset("P"),
+    )
+    plan = planner.plan([request()] * rows)
+    assert (plan.num_steps, plan.verify_width) == (steps, width)
+    assert plan.verify_width * rows <= 2048 or plan.verify_width == 1
+
+
 @pytest.mark.parametrize("position", [3, 6])
 def test_nan_fails_one_request_and_no_other(position: int) -> None:
     tokens = hashed([A, B])

@@ -15,6 +15,9 @@ from frostline.speculative.plan import Plan
 from frostline.speculative.step import RunResult
 from frostline.types import SamplingParams
 
+# Nodes of one verify forward over all rows. Their float32 logits are kept at once: 2,048 x 262,144 are 2.1 GB.
+MAX_NODES = 2048
+
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
@@ -24,13 +27,17 @@ class Planner:
     offset: DraftOffset
 
     def plan(self, iterating: Sequence[Request], *, prefilling: Sequence[Request] = ()) -> Plan:
-        """Depth comes from the rows that iterate; features from all: a prefilled row is seeded in the same step."""
+        """Depth comes from the rows that iterate; features from all: a prefilled row is seeded in the same step.
+
+        A batch so large that its nodes would pass MAX_NODES drafts less wide, then less deep; the output is the same.
+        """
         config = self.speculative
-        steps = max((request.depth for request in iterating), default=0)
+        most = MAX_NODES // max(1, len(iterating))
+        steps = min(max((request.depth for request in iterating), default=0), max(0, most - 1))
         topk = config.topk if steps else 1
         width = steps + 1
         if topk > 1:
-            width = max(width, min(config.verify_width, tree_capacity(steps, topk)))
+            width = max(width, min(config.verify_width, tree_capacity(steps, topk), most))
         everyone = (*iterating, *prefilling)
         return Plan(
             num_steps=steps,
