@@ -27,7 +27,7 @@ from frostline.speculative.step import DraftNodes, PrefillChunk, RunResult, Seed
 from frostline.types import GROUPS, Group
 
 # Row bounds of recorded iterations are rounded up to this, so that a growing context needs few recordings.
-BOUND_STEP = 256
+BOUND_STEP = 128
 
 
 @dataclass(frozen=True, kw_only=True)
