@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frostline.config import Schedule
 from frostline.engine.engine import Engine
 from frostline.engine.request import Request
-from frostline.types import SamplingParams
+from frostline.speculative.step import Executor
+from frostline.types import CompletionOutput, SamplingParams
 from tests.engine.fake_executor import FakeExecutor, hashed
 from tests.engine.harness import engine_on
 from tests.engine.plain import plain
@@ -65,14 +68,17 @@ class Mix:
         )
 
 
-def play(mix: Mix) -> None:
+def play(
+    mix: Mix, *, schedule: Schedule = "sync", wrap: Callable[[FakeExecutor], Executor] = lambda device: device
+) -> dict[str, CompletionOutput]:
+    """Runs the case and checks everything; what the requests got that were not aborted."""
     rng = mix.rng
     steps, topk = rng.randint(0, 6), rng.choice([1, 1, 2])
     topk = topk if steps else 1
     width = steps + 1 if topk == 1 else min(steps + 3, 1 + 2 + (steps - 1) * 4)
     budget = rng.choice([1, 5, 16, 64])
     device = mix.device(steps, width)
-    engine = engine_on(device, steps=steps, topk=topk, width=width, budget=budget)
+    engine = engine_on(wrap(device), steps=steps, topk=topk, width=width, budget=budget, schedule=schedule)
     prompts = [[rng.choice(CHOICES) for _ in range(rng.randint(1, MAX_CONTEXT - 1))] for _ in range(rng.randint(1, 9))]
     requests = [engine.request(prompt, mix.params(steps)) for prompt in prompts]
     aborted = {request.request_id: rng.randrange(12) for request in requests if rng.random() < 0.2}
@@ -85,6 +91,10 @@ def play(mix: Mix) -> None:
     order = [init.prompt_len for step in device.steps for init in step.inits]
     came = sorted((request for request in requests if request.scheduled), key=lambda r: arrival[r.request_id])
     assert order == [request.prompt_len for request in came], "nobody overtakes the head of the queue"
+    returned = sum(request.output().stats.iterations for request in requests)
+    assert returned + engine.loop.late_runs == sum(len(step.rows) for step in device.steps)
+    outputs = {request.request_id: request.output().outputs[0] for request in requests}
+    return {request_id: output for request_id, output in outputs.items() if output.finish_reason != "abort"}
 
 
 def drive(engine: Engine, requests: list[Request], arrival: dict[str, int], aborted: dict[str, int]) -> None:
