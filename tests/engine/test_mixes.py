@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -152,10 +153,11 @@ def test_many_mixes_equal_plain_decoding() -> None:
         play(Mix(seed=seed))
 
 
-def test_reported_21_nothing_is_left_after_a_soak() -> None:
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+def test_reported_21_nothing_is_left_after_a_soak(schedule: Schedule) -> None:
     rng = random.Random(0)
     device = FakeExecutor(hashed(CHOICES), accept=lambda most: rng.randint(0, most), num_rows=9, page_size=4)
-    engine = engine_on(device)
+    engine = engine_on(device, schedule=schedule)
     total, alive = 0, []
     while total < 2000 or alive:
         if total < 2000:
@@ -170,5 +172,6 @@ def test_reported_21_nothing_is_left_after_a_soak() -> None:
         engine.loop.tick()
         alive = [request for request in alive if not request.is_finished]
         device.steps.clear()
+    engine.loop.tick()
     engine.loop.check()
     assert engine.loop.is_idle
