@@ -176,6 +176,7 @@ def test_the_worker_ends_with_its_executor() -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.slow  # It measures time, and the tests of `make test` share their cores.
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_host_and_device_work_at_once(schedule: Schedule) -> None:
     """10 ms each: a tick takes the longer of the two under overlap, their sum without."""
