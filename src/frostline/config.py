@@ -6,13 +6,13 @@ Knows nothing of tensors, files or models.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from frostline.errors import ConfigError
 
 DraftPosition = Literal["auto", "P", "P-1"]
 DraftSampling = Literal["coupled", "argmax"]
-Schedule = Literal["sync"]
+Schedule = Literal["sync", "overlap"]
 
 DEFAULT_STEPS = 4
 MAX_STEPS = 8
@@ -117,9 +117,10 @@ class EngineConfig:
 
     max_num_seqs: requests that run at once. max_model_len: tokens per request, prompt included; None takes the
     model's own. max_prefill_tokens: prompt tokens per tick. page_size: KV rows per page. kv_pages: pages per layer
-    group; None sizes them for max_num_seqs requests of max_model_len, within a memory bound. capture_after: uses of a
-    batch shape on a CPU before its iteration is recorded and replayed without Python (runner.graphs); None never
-    records. The tokens are the same.
+    group; None sizes them for max_num_seqs requests of max_model_len, within a memory bound. schedule: "sync" reads a
+    step before the next is scheduled, "overlap" launches the next before it reads (engine.loop). capture_after: uses of
+    a batch shape on a CPU before its iteration is recorded and replayed without Python (runner.graphs); None never
+    records. The tokens are the same, whatever these two are.
     """
 
     max_num_seqs: int = 64
@@ -140,5 +141,5 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 2:
                 raise ConfigError(f"{name} must be at least 2, got {value}")
-        if self.schedule != "sync":
-            raise ConfigError(f"schedule must be 'sync', got {self.schedule!r}")
+        if self.schedule not in get_args(Schedule):
+            raise ConfigError(f"schedule must be 'sync' or 'overlap', got {self.schedule!r}")

@@ -19,6 +19,7 @@ from frostline.engine.request import Request
 from frostline.errors import RequestError
 from frostline.model.resolve import resolve_model
 from frostline.speculative.step import Executor
+from frostline.speculative.worker import WorkerExecutor
 from frostline.text.generation import GenerationDefaults
 from frostline.text.tokenizer import Message, Tokenizer
 from frostline.types import RequestOutput, SamplingParams
@@ -82,6 +83,9 @@ class LLM:
             dtype=dtype,
             dummy_weights=dummy_weights,
         )
+        device_side: Executor = executor
+        if schedule == "overlap" and executor.pair.target.device.type == "cpu":
+            device_side = WorkerExecutor(executor)
         if executor.verify_width == 1:  # "auto" found no assistant
             speculative = _without_drafts(speculative)
         spec = executor.spec
@@ -90,7 +94,7 @@ class LLM:
         if tokenizer is not None or Tokenizer.is_in(folder):
             self.tokenizer = Tokenizer.load(tokenizer or folder, bos_token_id=spec.bos_token_id)
         self._engine = Engine(
-            executor,
+            device_side,
             speculative=speculative,
             config=config,
             decoder=self.tokenizer,

@@ -7,6 +7,7 @@ so a wrong page, a page of another row or a stale row gives an assertion at once
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -72,10 +73,13 @@ class FakeExecutor:
         self._owners = 0
         self._page_owner: dict[tuple[Group, int], int] = {}
         self._kv: dict[tuple[Group, int, int], tuple[int, int, int]] = {}
+        self._spoiled: set[tuple[Group, int]] = set()
 
     def launch(self, step: Step) -> StepResult:
         self.steps.append(step)
         self._check_step(step)
+        for number in step.scrub:
+            self._spoiled -= self._pages(self._rows[number])
         for init in step.inits:
             self._admit(init)
         for growth in step.growth:
@@ -116,6 +120,7 @@ class FakeExecutor:
         assert growth.start == len(table), "a hole in the page table"
         for page in growth.pages:
             assert 0 < page < self.num_pages[growth.group], f"page {page} is padding or does not exist"
+            assert (growth.group, page) not in self._spoiled, f"page {page} still holds a failed request's NaN"
             self._page_owner[growth.group, page] = row.owner
         table.extend(growth.pages)
 
@@ -128,6 +133,7 @@ class FakeExecutor:
         assert chunk.last == (row.committed == row.init.prompt_len)
         if not chunk.last:
             poisoned = any((row.init.seed, position) in self.nan for position in range(chunk.start, row.committed))
+            self._spoiled |= self._pages(row) if poisoned else set()
             return [SeedResult(row=chunk.row, token=0, finite=False)] if poisoned else []
         row.bonus, finite = self._choose(row, self._history(row))
         return [SeedResult(row=chunk.row, token=row.bonus, finite=finite)]
@@ -153,10 +159,16 @@ class FakeExecutor:
 
     def _choose(self, row: Row, history: Sequence[int]) -> tuple[int, bool]:
         seed, position = row.init.seed, len(history)
-        return self.next_token(seed, position, history), (seed, position) not in self.nan
+        finite = (seed, position) not in self.nan
+        if not finite:
+            self._spoiled |= self._pages(row)
+        return self.next_token(seed, position, history), finite
 
     def _history(self, row: Row) -> list[int]:
         return [self._read(row, position) for position in range(row.committed)]
+
+    def _pages(self, row: Row) -> set[tuple[Group, int]]:
+        return {(group, page) for group in GROUPS for page in row.tables[group]}
 
     def _slot(self, row: Row, group: Group, position: int) -> tuple[Group, int, int]:
         index, slot = divmod(position, self.page_size)
@@ -175,3 +187,25 @@ class FakeExecutor:
         owner, at, token = found.pop()
         assert (owner, at) == (row.owner, position), "a stale or foreign KV row"
         return token
+
+
+class Lagging:
+    """A fake device side that does a step's work as late as it may: when its result is collected, in launch order.
+
+    A step that lacked something which only an earlier result tells would show; so would one that is changed afterwards.
+    """
+
+    def __init__(self, inner: FakeExecutor) -> None:
+        self._inner = inner
+        self.num_rows, self.page_size, self.num_pages = inner.num_rows, inner.page_size, inner.num_pages
+        self.max_context, self.verify_width = inner.max_context, inner.verify_width
+        self._queue: deque[Step] = deque()
+
+    def launch(self, step: Step) -> Step:
+        self._queue.append(step)
+        assert len(self._queue) <= 2, "more than one step ahead"
+        return step
+
+    def collect(self, flight: Step) -> StepResult:
+        assert self._queue.popleft() is flight, "collected out of order"
+        return self._inner.launch(flight)

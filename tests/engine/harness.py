@@ -10,6 +10,7 @@ from frostline.engine.engine import Engine
 from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
 from frostline.llm import LLM
+from frostline.speculative.step import Executor
 from frostline.text.generation import GenerationDefaults
 from frostline.text.tokenizer import Tokenizer
 from frostline.types import RequestOutput, SamplingParams
@@ -19,14 +20,14 @@ from tests.text.byte_level import EOS, byte_level
 PROMPT = (40, 41, 42)
 
 
-def engine_on(executor: FakeExecutor, *, steps: int = 4, **options: Any) -> Engine:
+def engine_on(executor: Executor, *, steps: int = 4, **options: Any) -> Engine:
     config = SpeculativeConfig(
         num_steps=steps, topk=options.pop("topk", 1), num_draft_tokens=options.pop("width", None)
     )
     return Engine(
         executor,
         speculative=config,
-        config=EngineConfig(max_prefill_tokens=options.pop("budget", 2048)),
+        config=EngineConfig(max_prefill_tokens=options.pop("budget", 2048), schedule=options.pop("schedule", "sync")),
         decoder=byte_level(),
         eos_token_ids=options.pop("eos", (EOS,)),
         vocab_size=byte_level().vocab_size,

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from frostline.config import Schedule
 from frostline.engine.engine import Engine
 from frostline.engine.request import Request
-from frostline.types import SamplingParams
+from frostline.speculative.step import Executor
+from frostline.types import CompletionOutput, SamplingParams
 from tests.engine.fake_executor import FakeExecutor, hashed
 from tests.engine.harness import engine_on
 from tests.engine.plain import plain
@@ -65,14 +69,17 @@ class Mix:
         )
 
 
-def play(mix: Mix) -> None:
+def play(
+    mix: Mix, *, schedule: Schedule = "sync", wrap: Callable[[FakeExecutor], Executor] = lambda device: device
+) -> dict[str, CompletionOutput]:
+    """Runs the case and checks everything; what the requests got that were not aborted."""
     rng = mix.rng
     steps, topk = rng.randint(0, 6), rng.choice([1, 1, 2])
     topk = topk if steps else 1
     width = steps + 1 if topk == 1 else min(steps + 3, 1 + 2 + (steps - 1) * 4)
     budget = rng.choice([1, 5, 16, 64])
     device = mix.device(steps, width)
-    engine = engine_on(device, steps=steps, topk=topk, width=width, budget=budget)
+    engine = engine_on(wrap(device), steps=steps, topk=topk, width=width, budget=budget, schedule=schedule)
     prompts = [[rng.choice(CHOICES) for _ in range(rng.randint(1, MAX_CONTEXT - 1))] for _ in range(rng.randint(1, 9))]
     requests = [engine.request(prompt, mix.params(steps)) for prompt in prompts]
     aborted = {request.request_id: rng.randrange(12) for request in requests if rng.random() < 0.2}
@@ -85,6 +92,10 @@ def play(mix: Mix) -> None:
     order = [init.prompt_len for step in device.steps for init in step.inits]
     came = sorted((request for request in requests if request.scheduled), key=lambda r: arrival[r.request_id])
     assert order == [request.prompt_len for request in came], "nobody overtakes the head of the queue"
+    returned = sum(request.output().stats.iterations for request in requests)
+    assert returned + engine.loop.late_runs == sum(len(step.rows) for step in device.steps)
+    outputs = {request.request_id: request.output().outputs[0] for request in requests}
+    return {request_id: output for request_id, output in outputs.items() if output.finish_reason != "abort"}
 
 
 def drive(engine: Engine, requests: list[Request], arrival: dict[str, int], aborted: dict[str, int]) -> None:
@@ -142,10 +153,11 @@ def test_many_mixes_equal_plain_decoding() -> None:
         play(Mix(seed=seed))
 
 
-def test_reported_21_nothing_is_left_after_a_soak() -> None:
+@pytest.mark.parametrize("schedule", get_args(Schedule))
+def test_reported_21_nothing_is_left_after_a_soak(schedule: Schedule) -> None:
     rng = random.Random(0)
     device = FakeExecutor(hashed(CHOICES), accept=lambda most: rng.randint(0, most), num_rows=9, page_size=4)
-    engine = engine_on(device)
+    engine = engine_on(device, schedule=schedule)
     total, alive = 0, []
     while total < 2000 or alive:
         if total < 2000:
@@ -160,5 +172,6 @@ def test_reported_21_nothing_is_left_after_a_soak() -> None:
         engine.loop.tick()
         alive = [request for request in alive if not request.is_finished]
         device.steps.clear()
+    engine.loop.tick()
     engine.loop.check()
     assert engine.loop.is_idle

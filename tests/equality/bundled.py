@@ -51,9 +51,15 @@ class Bundle:
         page_size: int = 16,
         kv_pages: int | None = None,
         pair: Pair | None = None,
+        **options: Any,
     ) -> tuple[DeviceExecutor, EngineConfig]:
-        """A device side of its own over these weights (or those of `pair`); it records the drafted nodes."""
-        config = EngineConfig(max_num_seqs=batch, max_model_len=context, page_size=page_size, kv_pages=kv_pages)
+        """A device side of its own over these weights (or those of `pair`); it records the drafted nodes.
+
+        options: as EngineConfig has them.
+        """
+        config = EngineConfig(
+            max_num_seqs=batch, max_model_len=context, page_size=page_size, kv_pages=kv_pages, **options
+        )
         device = DeviceExecutor(pair or self.pair, speculative=speculative, engine=config, record_nodes=True)
         return device, config
 

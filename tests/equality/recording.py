@@ -44,7 +44,7 @@ class RecordingExecutor:
         self.tracks: list[Track] = []
         self._by_row: dict[int, Track] = {}
 
-    def launch(self, step: Step) -> InFlight:
+    def launch(self, step: Step) -> tuple[InFlight, Mapping[int, Track]]:
         for init in step.inits:
             self._by_row[init.row] = Track(init)
             self.tracks.append(self._by_row[init.row])
@@ -56,14 +56,17 @@ class RecordingExecutor:
             else growth
             for growth in step.growth
         )
-        return self._inner.launch(replace(step, growth=turned))
+        # The owners travel with the step: its rows may have others by the time that it is collected.
+        owners = {row: self._by_row[row] for row in (*(chunk.row for chunk in step.prefill), *step.rows)}
+        return self._inner.launch(replace(step, growth=turned)), owners
 
-    def collect(self, flight: InFlight) -> StepResult:
-        result = self._inner.collect(flight)
+    def collect(self, flight: tuple[InFlight, Mapping[int, Track]]) -> StepResult:
+        launched, owners = flight
+        result = self._inner.collect(launched)
         for seed in result.seeds:
-            self._by_row[seed.row].tokens.append(seed.token)
+            owners[seed.row].tokens.append(seed.token)
         for run in result.runs:
-            track = self._by_row[run.row]
-            track.iterations.append(Iteration(known=len(track.tokens), plan=flight.step.plan, run=run))
+            track = owners[run.row]
+            track.iterations.append(Iteration(known=len(track.tokens), plan=launched.step.plan, run=run))
             track.tokens.extend(run.tokens)
         return result

@@ -113,6 +113,7 @@ class Admission:
         self.limits = limits
         self.rows = RowAllocator(num_rows)
         self.pages = {group: PageAllocator(num_pages[group], name=group) for group in GROUPS}
+        self._spoiled: list[int] = []
 
     def admit(self, request: Request) -> tuple[PageGrowth, ...] | None:
         """Row and pages, both groups; None, with nothing taken, when one of them does not suffice now."""
@@ -123,12 +124,25 @@ class Admission:
         request.pages = {group: self.pages[group].allocate(need) for group in GROUPS}
         return tuple(PageGrowth(row=request.row, group=g, start=0, pages=request.pages[g]) for g in GROUPS)
 
+    def require(self, request: Request, rows: int) -> None:
+        """Checks that it holds `rows` KV rows, as the margin of `2 N_max` (one step in flight, one next) ensures."""
+        held = min(len(request.pages[group]) for group in GROUPS) * self.limits.page_size
+        if rows > held:
+            raise AssertionError(f"{request.request_id}: {rows} KV rows wanted, {held} held")
+
     def release(self, request: Request) -> None:
         """Everything the request holds; a second call is our own mistake and fails."""
         self.rows.release(request.row)
+        if request.finish is not None and request.finish.reason == "error":
+            self._spoiled.append(request.row)
         for group in GROUPS:
             self.pages[group].release(request.pages.pop(group))
         request.row = 0
+
+    def take_spoiled(self) -> tuple[int, ...]:
+        """Rows left with numbers that are not finite, for the next step to scrub before anyone gets what they held."""
+        rows, self._spoiled = tuple(self._spoiled), []
+        return rows
 
     def check(self, running: Iterable[Request]) -> None:
         """Integrity: free + owned = total in both groups and in rows, owners being exactly `running`."""

@@ -12,7 +12,7 @@ from itertools import count
 from frostline.config import EngineConfig, SpeculativeConfig
 from frostline.engine.admission import Admission, Limits
 from frostline.engine.finish import FinishRules
-from frostline.engine.loop import SyncLoop
+from frostline.engine.loop import Loop, OverlapLoop, SyncLoop
 from frostline.engine.planner import Planner
 from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
@@ -58,7 +58,8 @@ class Engine:
         own = offset if speculative.draft_position == "auto" else DraftOffset(speculative.draft_position)
         planner = Planner(speculative=speculative, offset=own)
         scheduler = Scheduler(self._admission, planner, max_prefill_tokens=config.max_prefill_tokens)
-        self.loop = SyncLoop(executor, scheduler)
+        loop = OverlapLoop if config.schedule == "overlap" else SyncLoop
+        self.loop: Loop = loop(executor, scheduler)
         self._numbers = count()
 
     def with_speculative(self, speculative: SpeculativeConfig) -> Engine:

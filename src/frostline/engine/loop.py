@@ -1,37 +1,39 @@
-"""The engine's loop. A tick is: schedule, launch, collect, update; the work in flight is a value between them.
+"""The engine's two loops, side by side. Both schedule, launch, collect and update; they differ in the order.
 
-Knows requests and the device side's two calls; nothing of tensors, text or who asked.
+The work in flight is a value between these. Knows requests and the device side's two calls; nothing of tensors, text or
+who asked.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
 from frostline.engine.request import Request
-from frostline.engine.scheduler import Scheduler
+from frostline.engine.scheduler import Batch, Scheduler
 from frostline.speculative.step import Executor
 
 
-class SyncLoop:
-    """One step at a time: each result is read before the next step is scheduled. The oracle of any other loop."""
+class Loop(ABC):
+    """What both loops share: the queue's ends. A subclass is its `tick`."""
 
     def __init__(self, executor: Executor, scheduler: Scheduler) -> None:
         self._executor = executor
         self._scheduler = scheduler
 
+    @abstractmethod
     def tick(self) -> list[Request]:
         """One turn; the requests that ended in it. Once nothing is left, rows and pages are checked."""
-        batch = self._scheduler.schedule()
-        if batch is None:
-            return []
-        flight = self._executor.launch(batch.step)
-        result = self._executor.collect(flight)
-        finished = self._scheduler.update(batch, result)
-        if self._scheduler.is_idle:
-            self._scheduler.check()
-        return finished
 
     @property
     def is_idle(self) -> bool:
         return self._scheduler.is_idle
+
+    @property
+    def late_runs(self) -> int:
+        """Runs ignored so far, because their request had ended when they were read."""
+        return self._scheduler.late_runs
 
     def add(self, request: Request) -> None:
         self._scheduler.add(request)
@@ -47,3 +49,59 @@ class SyncLoop:
         """Every request that is not over, ended; what a caller does when it cannot go on."""
         ids = [request.request_id for request in self._scheduler.unfinished()]
         return [request for request in map(self._scheduler.abort, ids) if request is not None]
+
+
+class SyncLoop(Loop):
+    """One step at a time: each result is read before the next step is scheduled. The oracle of the other loop."""
+
+    def tick(self) -> list[Request]:
+        batch = self._scheduler.schedule()
+        if batch is None:
+            return []
+        flight = self._executor.launch(batch.step)
+        result = self._executor.collect(flight)
+        finished = self._scheduler.update(batch, result)
+        if self.is_idle:
+            self.check()
+        return finished
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launched:
+    """A step that the device has and whose result nobody has read: what passes from one tick to the next."""
+
+    batch: Batch
+    flight: Any
+
+
+class OverlapLoop(Loop):
+    """One step ahead: step n + 1 is launched before the result of step n is read, so the device need not wait.
+
+    The scheduler therefore plans from what the host knew one step ago, and a request that ended in step n is still in
+    step n + 1. That run comes late and is ignored; what the request held is reused by steps launched later only.
+    """
+
+    def __init__(self, executor: Executor, scheduler: Scheduler) -> None:
+        super().__init__(executor, scheduler)
+        self._in_flight: _Launched | None = None
+
+    def tick(self) -> list[Request]:
+        batch = self._scheduler.schedule()
+        launched = None if batch is None else _Launched(batch=batch, flight=self._executor.launch(batch.step))
+        before, self._in_flight = self._in_flight, launched
+        if before is None:
+            return []
+        result = self._executor.collect(before.flight)
+        finished = self._scheduler.update(before.batch, result)
+        if self.is_idle:
+            self.check()
+        return finished
+
+    @property
+    def is_idle(self) -> bool:
+        return self._in_flight is None and super().is_idle
+
+    def abort_all(self) -> list[Request]:
+        """As for every loop. A step in flight is forgotten, not awaited: its requests are over, later steps follow."""
+        self._in_flight = None
+        return super().abort_all()

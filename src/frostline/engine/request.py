@@ -19,6 +19,7 @@ class Request:
 
     row: 0 while waiting and again once finished. pages: what the request holds, by layer group, in table order.
     scheduled: prompt rows whose KV the device has been told to write. output_ids: tokens returned and kept.
+    due_least, due_most: bounds on the tokens that launched work has still to return; both 0 with nothing in flight.
     """
 
     request_id: str
@@ -33,6 +34,8 @@ class Request:
     row: int = 0
     pages: dict[Group, tuple[int, ...]] = field(default_factory=dict)
     scheduled: int = 0
+    due_least: int = 0
+    due_most: int = 0
     output_ids: list[int] = field(default_factory=list)
     counter: SpecCounter = field(default_factory=SpecCounter)
     finish: Finish | None = None
@@ -57,13 +60,29 @@ class Request:
         return self.known - 1 if self.is_seeded else self.scheduled
 
     @property
+    def most_committed(self) -> int:
+        """The largest `P` that the device can have once all launched work is done; `committed` with none in flight."""
+        return self.known + self.due_most - 1 if self.is_seeded or self.due_most else self.scheduled
+
+    @property
     def unscheduled(self) -> int:
         """Prompt tokens still to be prefilled."""
         return self.prompt_len - self.scheduled
 
     @property
+    def wants_iteration(self) -> bool:
+        """Whether it has a bonus token, or will have by then, and is not over by length whatever comes back first."""
+        emitted = len(self.output_ids) + self.due_least
+        return 0 < emitted < self.max_new_tokens
+
+    @property
     def is_finished(self) -> bool:
         return self.finish is not None
+
+    def expect(self, most: int) -> None:
+        """Work is launched that returns 1 to `most` tokens."""
+        self.due_least += 1
+        self.due_most += most
 
     def accept_seed(self, token: int, *, finite: bool) -> None:
         """The first token, from the prompt's last logits; it may already end the request.
@@ -72,12 +91,14 @@ class Request:
         """
         if self.is_seeded or (self.unscheduled and finite):
             raise AssertionError(f"{self.request_id}: seeded at {self.known} tokens, {self.unscheduled} not prefilled")
+        self._returned(1)
         self._accept((token,), finite=finite)
 
     def accept_run(self, run: Sequence[int], *, drafted: int, finite: bool) -> None:
         """One iteration's tokens: cut by the finish rules, kept, counted."""
         if not self.is_seeded or not 1 <= len(run) <= drafted + 1:
             raise AssertionError(f"{self.request_id}: {len(run)} tokens from {drafted} drafts at {self.known} known")
+        self._returned(drafted + 1)
         kept = self._accept(run, finite=finite)
         if kept:
             self.counter.record(drafted=drafted, committed=len(run), kept=kept)
@@ -105,6 +126,11 @@ class Request:
             seed=self.seed,
             stats=self.counter.freeze(),
         )
+
+    def _returned(self, most: int) -> None:
+        """What `expect` announced is here, or failed before its time: a prompt's chunk without finite numbers."""
+        self.due_least = max(0, self.due_least - 1)
+        self.due_most = max(0, self.due_most - most)
 
     def _accept(self, run: Sequence[int], *, finite: bool) -> int:
         """Tokens kept of the run; none when the logits were NaN, which ends this request and no other."""

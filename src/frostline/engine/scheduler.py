@@ -2,6 +2,8 @@
 
 Knows requests, rows and pages; no tensors, no text. Continuous batching: a request joins and leaves at any tick,
 prefill and iteration share a step, the waiting queue is first in, first out and nobody overtakes its head.
+
+What was scheduled and what has returned are kept apart in the requests, so `schedule` is right with a step in flight.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ class Scheduler:
         self._max_prefill_tokens = max_prefill_tokens
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
+        self.late_runs = 0
 
     @property
     def num_waiting(self) -> int:
@@ -55,8 +58,8 @@ class Scheduler:
         self._waiting.append(request)
 
     def schedule(self) -> Batch | None:
-        """The next step, or None when there is nothing to do."""
-        iterating = [request for request in self._running.values() if request.is_seeded]
+        """The next step, or None when there is nothing to do before a step in flight returns."""
+        iterating = [request for request in self._running.values() if request.wants_iteration]
         inits: list[RowInit] = []
         growth: list[PageGrowth] = []
         chunks: list[PrefillChunk] = []
@@ -68,36 +71,46 @@ class Scheduler:
             if budget == 0:
                 break
         if not iterating and not chunks:
-            if self._waiting:
-                raise AssertionError(f"{len(self._waiting)} requests wait for pages or rows that nobody holds")
+            if not self.is_idle and not any(request.due_least for request in self._running.values()):
+                raise AssertionError(f"{len(self._waiting)} requests wait for pages or rows that nobody will release")
             return None
         prefilling = [self._running[chunk.row] for chunk in chunks]
         plan = self._planner.plan(iterating, prefilling=prefilling)
         step = Step(
+            scrub=self._admission.take_spoiled(),
             inits=tuple(inits),
             growth=tuple(growth),
             prefill=tuple(chunks),
             rows=tuple(request.row for request in iterating),
             plan=plan,
-            kv_bound=max((request.committed + plan.verify_width for request in iterating), default=0),
+            kv_bound=max((self._rows_needed(request, plan.verify_width) for request in iterating), default=0),
         )
+        for request in iterating:
+            request.expect(min(request.depth, plan.num_steps) + 1)
+        for chunk in chunks:
+            if chunk.last:
+                self._running[chunk.row].expect(1)
         requests = {request.row: request for request in (*iterating, *prefilling)}
         return Batch(step=step, requests=MappingProxyType(requests))
 
     def update(self, batch: Batch, result: StepResult) -> list[Request]:
-        """Give each row's tokens to its request; those that ended are released and returned."""
-        self._planner.observe(batch.step.plan, result.runs)
+        """Give each row's tokens to its request; those that ended are released and returned.
+
+        A request that was over before is not touched again: its run comes late and is only counted.
+        """
+        runs = [run for run in result.runs if not batch.requests[run.row].is_finished]
+        self.late_runs += len(result.runs) - len(runs)
+        self._planner.observe(batch.step.plan, runs)
         finished: list[Request] = []
         for seed in result.seeds:
             request = batch.requests[seed.row]
             if not request.is_finished:
                 request.accept_seed(seed.token, finite=seed.finite)
                 self._retire(request, finished)
-        for run in result.runs:
+        for run in runs:
             request = batch.requests[run.row]
-            if not request.is_finished:
-                request.accept_run(run.tokens, drafted=run.drafted, finite=run.finite)
-                self._retire(request, finished)
+            request.accept_run(run.tokens, drafted=run.drafted, finite=run.finite)
+            self._retire(request, finished)
         return finished
 
     def abort(self, request_id: str) -> Request | None:
@@ -118,6 +131,12 @@ class Scheduler:
     def check(self) -> None:
         """Integrity of rows and pages: every one is free or held by a running request."""
         self._admission.check(self._running.values())
+
+    def _rows_needed(self, request: Request, width: int) -> int:
+        """KV rows that an iteration of this width may reach, whatever the step in flight returns."""
+        rows = request.most_committed + width
+        self._admission.require(request, rows)
+        return rows
 
     def _prefilling(self, inits: list[RowInit], growth: list[PageGrowth]) -> Iterator[Request]:
         """Requests with prompt tokens to prefill, oldest first; the waiting are admitted only as far as one asks."""

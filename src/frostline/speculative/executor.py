@@ -5,7 +5,7 @@ Knows rows and pages by number; whose they are, and when a request ends, is the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,9 +41,10 @@ class _Seeds:
 
 @dataclass(frozen=True, kw_only=True)
 class InFlight:
-    """A launched step: device tensors that `collect` reads."""
+    """A launched step: device tensors that `collect` reads. drafted: depth offered to each row of the run."""
 
     step: Step
+    drafted: tuple[int, ...]
     seeds: tuple[_Seeds, ...]
     run: Run | None
 
@@ -125,6 +126,8 @@ class DeviceExecutor:
     @torch.inference_mode()
     def launch(self, step: Step) -> InFlight:
         """Run the step's device work in its order; nothing is read back here."""
+        if step.scrub:
+            self._scrub(step.scrub)
         if step.inits:
             self._rows.admit(
                 [
@@ -149,21 +152,20 @@ class DeviceExecutor:
         if step.rows:
             rows_B = self._rows.index(step.rows)
             run = self._iterate(rows_B, step.plan, step.kv_bound)
-        return InFlight(step=step, seeds=seeds, run=run)
+        # Kept with the step: by the time it is read the row may have another owner.
+        drafted = tuple(min(self._depths[row], step.plan.num_steps) for row in step.rows)
+        return InFlight(step=step, drafted=drafted, seeds=seeds, run=run)
 
     @torch.inference_mode()
     def collect(self, flight: InFlight) -> StepResult:
-        """Wait for the step and read it. Pages of a request whose numbers were not finite are zeroed."""
+        """Wait for the step and read it; nothing of the device side's state is read or written."""
         seeds = [
             SeedResult(row=chunk.row, token=token, finite=finite)
             for batch in flight.seeds
             for chunk, token, finite in zip(batch.chunks, batch.token_B.tolist(), batch.finite_B.tolist(), strict=True)
             if chunk.last or not finite
         ]
-        runs = [] if flight.run is None else self._read_run(flight.step, flight.run)
-        failed = [seed.row for seed in seeds if not seed.finite] + [run.row for run in runs if not run.finite]
-        if failed:
-            self._scrub(failed)
+        runs = [] if flight.run is None else self._read_run(flight, flight.run)
         return StepResult(seeds=tuple(seeds), runs=tuple(runs))
 
     def _iterate(self, rows_B: Tensor, plan: Plan, kv_bound: int) -> Run:
@@ -205,7 +207,8 @@ class DeviceExecutor:
         self._rows.seed(rows_B, end_B, token_B, hidden_BD)
         return _Seeds(chunks=chunks, token_B=token_B, finite_B=hidden_BD.isfinite().all(1))
 
-    def _read_run(self, step: Step, run: Run) -> list[RunResult]:
+    def _read_run(self, flight: InFlight, run: Run) -> list[RunResult]:
+        step = flight.step
         tokens, counts, finite = run.tokens_BK.tolist(), run.count_B.tolist(), run.finite_B.tolist()
         nodes: list[DraftNodes | None] = [None] * len(step.rows)
         if self._record:
@@ -215,14 +218,14 @@ class DeviceExecutor:
             RunResult(
                 row=row,
                 tokens=tuple(tokens[i][: counts[i]]),
-                drafted=min(self._depths[row], step.plan.num_steps),
+                drafted=flight.drafted[i],
                 finite=finite[i],
                 nodes=node,
             )
             for i, (row, node) in enumerate(zip(step.rows, nodes, strict=True))
         ]
 
-    def _scrub(self, rows: list[int]) -> None:
+    def _scrub(self, rows: Sequence[int]) -> None:
         rows_B = self._rows.index(rows)
         for group, pool in self._cache.pools.items():
             pool.scrub(self._rows.tables[group][rows_B].flatten())

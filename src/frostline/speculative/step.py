@@ -50,11 +50,14 @@ class PrefillChunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One tick of device work, done in this order: inits, growth, prefill, one iteration over `rows`.
+    """One tick of device work, done in this order: scrub, inits, growth, prefill, one iteration over `rows`.
 
     A row is never in `prefill` and `rows` of the same step. kv_bound: at least `P + N` of every row in `rows`.
+    scrub: rows whose last request failed on numbers that are not finite; what their page tables still name is zeroed,
+    since zero times NaN, under a mask, would reach the next owner.
     """
 
+    scrub: tuple[int, ...] = ()
     inits: tuple[RowInit, ...] = ()
     growth: tuple[PageGrowth, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
