@@ -28,10 +28,6 @@ class DraftLogits:
     logits: Tensor
     token_ids: Tensor | None
 
-    def tokens(self, index: Tensor) -> Tensor:
-        """Token ids of candidate indices [R, n]."""
-        return index if self.token_ids is None else self.token_ids.gather(1, index)
-
 
 class CentroidHead(nn.Module):
     """Scores of vocabulary clusters and the order of tokens in them; the logits come from the tied embedding."""
