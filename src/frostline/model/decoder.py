@@ -18,7 +18,7 @@ from frostline.model.moe import Experts, Router
 from frostline.model.rope import Rotary
 from frostline.model.spec import LayerSpec, ModelSpec
 from frostline.parallel.group import SOLO, ParallelGroup
-from frostline.parallel.linear import ColumnLinear, RowLinear
+from frostline.parallel.linear import ColumnLinear, Linear, RowLinear
 
 
 class DecoderLayer(nn.Module):
@@ -157,9 +157,9 @@ class Decoder(nn.Module):
 
 
 def prepare_parts(model: nn.Module) -> None:
-    """Let every norm and attention of a model make its weights ready for inference."""
+    """Let every norm, attention and linear layer of a model make its weights ready for inference."""
     for part in model.modules():
-        if isinstance(part, RMSNorm | Attention):
+        if isinstance(part, RMSNorm | Attention | Linear):
             part.prepare()
 
 
