@@ -119,8 +119,8 @@ class EngineConfig:
     model's own. max_prefill_tokens: prompt tokens per tick. page_size: KV rows per page. kv_pages: pages per layer
     group; None sizes them for max_num_seqs requests of max_model_len, within a memory bound. schedule: "sync" reads a
     step before the next is scheduled, "overlap" launches the next before it reads (engine.loop). capture_after: uses of
-    a batch shape on a CPU before its iteration is recorded and replayed without Python (runner.graphs); None never
-    records. The tokens are the same, whatever these two are.
+    a batch shape before its iteration is recorded and replayed without Python (runner.graphs); "auto" is 2 on a GPU and
+    64 on a CPU, None never records. The tokens are the same, whatever these two are.
     """
 
     max_num_seqs: int = 64
@@ -129,14 +129,15 @@ class EngineConfig:
     page_size: int = 16
     kv_pages: int | None = None
     schedule: Schedule = "sync"
-    capture_after: int | None = 64
+    capture_after: int | Literal["auto"] | None = "auto"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_prefill_tokens", "page_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.capture_after is not None and self.capture_after < 0:
-            raise ConfigError(f"capture_after must be 0 or more, or None to never record, got {self.capture_after}")
+        after = self.capture_after
+        if after is not None and after != "auto" and not (isinstance(after, int) and after >= 0):
+            raise ConfigError(f"capture_after must be 'auto', 0 or more, or None to never record, got {after!r}")
         for name in ("max_model_len", "kv_pages"):
             value = getattr(self, name)
             if value is not None and value < 2:

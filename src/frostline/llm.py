@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from frostline.config import DraftPosition, EngineConfig, Schedule, SpeculativeConfig
 from frostline.engine.engine import Engine
@@ -55,7 +55,7 @@ class LLM:
         max_prefill_tokens: int = 2048,
         page_size: int = 16,
         kv_pages: int | None = None,
-        capture_after: int | None = 64,
+        capture_after: int | Literal["auto"] | None = "auto",
     ) -> None:
         config = EngineConfig(
             max_num_seqs=max_num_seqs,

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from frostline import LLM, RequestOutput, SamplingParams, SpeculativeConfig
-from frostline.runner.graphs import Graphs
+from frostline.runner.graphs import TracedGraphs
+from frostline.speculative import executor
 from frostline.speculative.executor import DeviceExecutor
 from frostline.speculative.step import Step, StepResult
 from tests.equality.bundled import PLAIN, bundle, sampled, told
@@ -71,8 +73,53 @@ def test_a_recorded_iteration_equals_the_function(mode: str) -> None:
         assert torch.equal(ours.isfinite(), reference.isfinite()) and (ours - reference).abs().max() < 1e-9
 
 
+class Padded(TracedGraphs):
+    """Rounds batches up as CUDA graphs do."""
+
+    def batch(self, rows: int) -> int:
+        return -(-rows // 4) * 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reported_20_padding_rows_of_a_recording_touch_only_row_0(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = run(MODES[mode], None)
+    monkeypatch.setattr(executor, "graphs_for", lambda device, after: Padded(capture_after=after))
+    outputs, recorded = run(MODES[mode], 1)
+    assert [told(output) for output in outputs] == [told(output) for output in expected]
+    assert recorded._device._graphs.captured > 0
+    assert all(not state[0].any() for state in recorded._device._rows.tensors())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("capture_after", [None, 1])
+def test_reported_35_launching_reads_nothing_back(
+    mode: str, capture_after: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = func.overloadpacket.__name__
+            if name in ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero", "equal"):
+                reads.append(name)
+            return func(*args, **(kwargs or {}))
+
+    launch = DeviceExecutor.launch
+
+    def watched(self: DeviceExecutor, step: Step) -> Any:
+        with Watch():
+            return launch(self, step)
+
+    monkeypatch.setattr(DeviceExecutor, "launch", watched)
+    run(MODES[mode], capture_after)
+    assert reads == []
+    with Watch():
+        torch.ones(1).item()
+    assert reads == ["_local_scalar_dense"]
+
+
 def test_shapes_are_recorded_once_they_are_used_often_and_few_are_kept() -> None:
-    graphs, calls = Graphs(capture_after=2, limit=2), []
+    graphs, calls = TracedGraphs(capture_after=2, limit=2), []
 
     def function(rows_B: Tensor, state: Tensor) -> tuple[Tensor, ...]:
         calls.append(len(rows_B))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from frostline.runner.sampling import SamplingRows
+from frostline.runner.transfer import to_device
 from frostline.types import Group
 
 
@@ -100,7 +101,7 @@ class Rows:
 
     def index(self, rows: Sequence[int]) -> Tensor:
         """Row indices on the device, [B]."""
-        return torch.tensor(rows, dtype=torch.int64, device=self.device)
+        return to_device(rows, dtype=torch.int64, device=self.device)
 
     def admit(self, values: Sequence[RowValues]) -> None:
         """Reset rows for new requests."""
@@ -117,7 +118,7 @@ class Rows:
             (sampling.min_p, [v.min_p for v in values]),
             (sampling.seed, [v.seed for v in values]),
         ):
-            field[at] = torch.tensor(column, dtype=field.dtype, device=self.device)
+            field.index_copy_(0, at, to_device(column, dtype=field.dtype, device=self.device))
 
     def grow(self, group: Group, row: int, start: int, pages: Sequence[int]) -> None:
         """Append pages to a row's table."""

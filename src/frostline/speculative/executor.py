@@ -15,10 +15,11 @@ from frostline.cache.pool import KVCache
 from frostline.config import DraftPosition, EngineConfig, SpeculativeConfig
 from frostline.errors import ConfigError
 from frostline.model.attention import PagedContext
-from frostline.runner.graphs import Graphs
+from frostline.runner.graphs import Graphs, graphs_for
 from frostline.runner.memory import plan_pages
 from frostline.runner.rows import Rows, RowValues
 from frostline.runner.sampling import choose
+from frostline.runner.transfer import Results
 from frostline.speculative.iteration import Run, iterate
 from frostline.speculative.pair import Pair, load_pair
 from frostline.speculative.plan import Plan
@@ -26,27 +27,26 @@ from frostline.speculative.scoring import Scorer
 from frostline.speculative.step import DraftNodes, PrefillChunk, RunResult, SeedResult, Step, StepResult
 from frostline.types import GROUPS, Group
 
-# Row bounds of recorded iterations are rounded up to this, so that a growing context needs few recordings.
-BOUND_STEP = 128
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Seeds:
     """First tokens of the rows of one padded prefill batch; `last` says which of them ended their prompt."""
 
     chunks: tuple[PrefillChunk, ...]
-    token_B: Tensor
-    finite_B: Tensor
+    results: Results
 
 
 @dataclass(frozen=True, kw_only=True)
 class InFlight:
-    """A launched step: device tensors that `collect` reads. drafted: depth offered to each row of the run."""
+    """A launched step: results on their way to `collect`. drafted: depth offered to each row of the run.
+
+    run: tokens, counts, whether finite, and the drafted tokens and parents where nodes are recorded.
+    """
 
     step: Step
     drafted: tuple[int, ...]
     seeds: tuple[_Seeds, ...]
-    run: Run | None
+    run: Results | None
 
 
 class DeviceExecutor:
@@ -87,8 +87,8 @@ class DeviceExecutor:
         }
         self._depths: dict[int, int] = {}
         self._graphs: Graphs | None = None
-        if engine.capture_after is not None and device.type == "cpu":
-            self._graphs = Graphs(capture_after=engine.capture_after)
+        if engine.capture_after is not None:
+            self._graphs = graphs_for(device, engine.capture_after)
         for model in (pair.target, pair.assistant):
             if model is not None:
                 model.requires_grad_(False)
@@ -150,8 +150,7 @@ class DeviceExecutor:
         seeds = tuple(self._prefill(chunks, step.plan) for chunks in alike(step.prefill))
         run = None
         if step.rows:
-            rows_B = self._rows.index(step.rows)
-            run = self._iterate(rows_B, step.plan, step.kv_bound)
+            run = self._results(self._iterate(step.rows, step.plan, step.kv_bound))
         # Kept with the step: by the time it is read the row may have another owner.
         drafted = tuple(min(self._depths[row], step.plan.num_steps) for row in step.rows)
         return InFlight(step=step, drafted=drafted, seeds=seeds, run=run)
@@ -162,17 +161,19 @@ class DeviceExecutor:
         seeds = [
             SeedResult(row=chunk.row, token=token, finite=finite)
             for batch in flight.seeds
-            for chunk, token, finite in zip(batch.chunks, batch.token_B.tolist(), batch.finite_B.tolist(), strict=True)
+            for chunk, token, finite in zip(batch.chunks, *batch.results.read(), strict=True)
             if chunk.last or not finite
         ]
         runs = [] if flight.run is None else self._read_run(flight, flight.run)
         return StepResult(seeds=tuple(seeds), runs=tuple(runs))
 
-    def _iterate(self, rows_B: Tensor, plan: Plan, kv_bound: int) -> Run:
+    def _iterate(self, rows: Sequence[int], plan: Plan, kv_bound: int) -> Run:
+        """One iteration, of padding rows too where recordings want a rounder batch; these come last."""
         if self._graphs is None:
-            return iterate(self.pair, self._cache, self._rows, rows_B, plan, kv_bound)
+            return iterate(self.pair, self._cache, self._rows, self._rows.index(rows), plan, kv_bound)
+        rows_B = self._rows.index([*rows, *[0] * (self._graphs.batch(len(rows)) - len(rows))])
         # A bound past a table's end reads its last page again, under the mask.
-        bound = -(-kv_bound // BOUND_STEP) * BOUND_STEP
+        bound = self._graphs.bound(kv_bound)
         row_state, cached = self._rows.tensors(), self._cache.tensors()
 
         def function(rows_B: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
@@ -205,15 +206,20 @@ class DeviceExecutor:
         scores = Scorer(self._rows, rows_B, plan)(target.logits(hidden_BD), (end_B - 1).unsqueeze(1))
         token_B = choose(scores)
         self._rows.seed(rows_B, end_B, token_B, hidden_BD)
-        return _Seeds(chunks=chunks, token_B=token_B, finite_B=hidden_BD.isfinite().all(1))
+        return _Seeds(chunks=chunks, results=Results(token_B, hidden_BD.isfinite().all(1)))
 
-    def _read_run(self, flight: InFlight, run: Run) -> list[RunResult]:
+    def _results(self, run: Run) -> Results:
+        nodes = (run.tree.token_BN, run.tree.parent_BN) if self._record else ()
+        return Results(run.tokens_BK, run.count_B, run.finite_B, *nodes)
+
+    def _read_run(self, flight: InFlight, run: Results) -> list[RunResult]:
         step = flight.step
-        tokens, counts, finite = run.tokens_BK.tolist(), run.count_B.tolist(), run.finite_B.tolist()
+        tokens, counts, finite, *tree = (values[: len(step.rows)] for values in run.read())
         nodes: list[DraftNodes | None] = [None] * len(step.rows)
-        if self._record:
-            pairs = zip(run.tree.token_BN.tolist(), run.tree.parent_BN.tolist(), strict=True)
-            nodes = [DraftNodes(tokens=tuple(token), parents=tuple(parent)) for token, parent in pairs]
+        if tree:
+            nodes = [
+                DraftNodes(tokens=tuple(token), parents=tuple(parent)) for token, parent in zip(*tree, strict=True)
+            ]
         return [
             RunResult(
                 row=row,

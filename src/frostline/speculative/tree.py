@@ -36,7 +36,7 @@ def top_children(score_RC: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     The indices are distinct even where fewer than k scores are above -inf, so siblings never repeat a token.
     """
-    assert 1 <= k <= score_RC.shape[-1], (k, score_RC.shape)
+    assert 1 <= k <= int(score_RC.shape[-1]), (k, score_RC.shape)
     if k == 1:
         index_R1 = score_RC.argmax(dim=-1, keepdim=True)
         return score_RC.gather(1, index_R1), index_R1
