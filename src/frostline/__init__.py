@@ -9,7 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from frostline.config import EngineConfig, SpeculativeConfig
+    from frostline.config import DepthTable, EngineConfig, SpeculativeConfig
+    from frostline.engine.stats import EngineStats
+    from frostline.engine.timeline import Timeline
     from frostline.errors import ConfigError, FrostlineError, ModelError, PairError, RequestError
     from frostline.llm import LLM
     from frostline.types import CompletionOutput, RequestOutput, SamplingParams, SpecStats
@@ -20,7 +22,9 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "ConfigError",
+    "DepthTable",
     "EngineConfig",
+    "EngineStats",
     "FrostlineError",
     "ModelError",
     "PairError",
@@ -29,11 +33,14 @@ __all__ = [
     "SamplingParams",
     "SpecStats",
     "SpeculativeConfig",
+    "Timeline",
     "__version__",
 ]
 
 _HOMES = {
-    "frostline.config": ("EngineConfig", "SpeculativeConfig"),
+    "frostline.config": ("DepthTable", "EngineConfig", "SpeculativeConfig"),
+    "frostline.engine.stats": ("EngineStats",),
+    "frostline.engine.timeline": ("Timeline",),
     "frostline.errors": ("ConfigError", "FrostlineError", "ModelError", "PairError", "RequestError"),
     "frostline.llm": ("LLM",),
     "frostline.types": ("CompletionOutput", "RequestOutput", "SamplingParams", "SpecStats"),

@@ -5,7 +5,9 @@ Knows nothing of tensors, files or models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, get_args
 
 from frostline.errors import ConfigError
@@ -21,6 +23,58 @@ MAX_DRAFT_TOKENS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
+class DepthTable:
+    """Draft depth by load. entries: (requests that iterate together, deepest draft), the first for 1 request.
+
+    An entry holds from its number of requests up to the next entry's. The more requests share a forward, the more a
+    rejected draft costs, so depths usually fall. Raises ConfigError, with the rule, for entries that are no such table.
+    """
+
+    entries: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        example = "write requests:depth pairs such as 1:6,8:4,32:2,64:0"
+        sizes = [size for size, _ in self.entries]
+        if not sizes:
+            raise ConfigError(f"depth_table is empty; {example}")
+        if sizes[0] != 1:
+            raise ConfigError(f"depth_table must begin with the depth for 1 request, got {sizes[0]}; {example}")
+        for before, after in pairwise(sizes):
+            if after <= before:
+                raise ConfigError(f"depth_table must name more requests with each entry, got {after} after {before}")
+        for size, depth in self.entries:
+            if not 0 <= depth <= MAX_STEPS:
+                raise ConfigError(
+                    f"depth_table: the depth for {size} requests must be 0 (no drafting) to {MAX_STEPS}, got {depth}"
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> DepthTable:
+        """From "1:6,8:4,32:2,64:0". Raises ConfigError for text that is not pairs of whole numbers."""
+        entries = []
+        for part in text.split(","):
+            size, colon, depth = (piece.strip() for piece in part.partition(":"))
+            if not (colon and size.isdecimal() and depth.isdecimal()):
+                raise ConfigError(
+                    f"depth_table {text!r} is not understood at {part.strip()!r}; write requests:depth pairs with "
+                    f"commas between, such as 1:6,8:4,32:2,64:0"
+                )
+            entries.append((int(size), int(depth)))
+        return cls(entries=tuple(entries))
+
+    @property
+    def deepest(self) -> int:
+        return max(depth for _, depth in self.entries)
+
+    def depth(self, requests: int) -> int:
+        """Deepest draft while so many requests iterate together; at least 1 of them."""
+        return self.entries[bisect_right(self.entries, requests, key=lambda entry: entry[0]) - 1][1]
+
+    def __str__(self) -> str:
+        return ",".join(f"{size}:{depth}" for size, depth in self.entries)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """How far and how wide to draft.
 
@@ -32,6 +86,7 @@ class SpeculativeConfig:
         assistant's config records and otherwise measures both on live traffic.
     draft_sampling: "coupled" draws drafts with the target's own noise (Daliri, Musco, Suresh 2024, arXiv 2408.07978);
         "argmax" ignores the noise, as other engines do, and exists for comparison. Neither changes the output.
+    depth_table: caps the depth by the number of requests that iterate together; None drafts num_steps at any load.
 
     Raises ConfigError, with the rule that was broken, for a combination that cannot be honoured.
     """
@@ -41,6 +96,7 @@ class SpeculativeConfig:
     num_draft_tokens: int | None = None
     draft_position: DraftPosition = "auto"
     draft_sampling: DraftSampling = "coupled"
+    depth_table: DepthTable | None = None
 
     def __post_init__(self) -> None:
         k_steps, width = self.num_steps, self.num_draft_tokens
@@ -48,6 +104,11 @@ class SpeculativeConfig:
             raise ConfigError(f"num_steps must be 0 (no drafting) to {MAX_STEPS}, got {k_steps}")
         if not 1 <= self.topk <= MAX_TOPK:
             raise ConfigError(f"topk must be 1 (chain) to {MAX_TOPK}, got {self.topk}")
+        if self.depth_table is not None and self.depth_table.deepest > k_steps:
+            raise ConfigError(
+                f"depth_table {self.depth_table} asks for depth {self.depth_table.deepest} and num_steps is {k_steps}; "
+                f"set num_steps={self.depth_table.deepest}, or lower the table"
+            )
         if width is None:
             return
         if not 1 <= width <= MAX_DRAFT_TOKENS:
@@ -77,14 +138,18 @@ class SpeculativeConfig:
         num_draft_tokens: int | None = None,
         draft_position: DraftPosition = "auto",
         draft_sampling: DraftSampling = "coupled",
+        depth_table: DepthTable | None = None,
     ) -> SpeculativeConfig:
         """A config from what a user gave; None is "not given", and only what was not given is derived.
 
-        topk: 1. num_steps: 4, or as deep as num_draft_tokens allows (`N - 1` for a chain, at most 4 for a tree).
+        topk: 1. num_steps: the deepest of depth_table; without one 4, or as deep as num_draft_tokens allows (`N - 1`
+        for a chain, at most 4 for a tree).
         Raises ConfigError, with the rule, for given values that contradict each other.
         """
         branching = 1 if topk is None else topk
         steps = num_steps
+        if steps is None and depth_table is not None:
+            steps = depth_table.deepest
         if steps is None and num_draft_tokens is not None:
             deepest = max(num_draft_tokens - 1, 0)
             steps = deepest if branching == 1 else min(DEFAULT_STEPS, deepest)
@@ -94,7 +159,12 @@ class SpeculativeConfig:
             num_draft_tokens=num_draft_tokens,
             draft_position=draft_position,
             draft_sampling=draft_sampling,
+            depth_table=depth_table,
         )
+
+    def without_drafts(self) -> SpeculativeConfig:
+        """Plain decoding with everything else as here."""
+        return replace(self, num_steps=0, topk=1, num_draft_tokens=None, depth_table=None)
 
     @property
     def verify_width(self) -> int:

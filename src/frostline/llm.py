@@ -9,15 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Literal
 
 from frostline.config import DraftPosition, EngineConfig, Schedule, SpeculativeConfig
 from frostline.engine.engine import Engine
 from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
+from frostline.engine.stats import EngineStats
+from frostline.engine.timeline import Timeline
 from frostline.errors import RequestError
 from frostline.model.resolve import resolve_model
+from frostline.runner.spans import Watch, both, nvtx_ticks, unwatched
 from frostline.speculative.step import Executor
 from frostline.speculative.worker import WorkerExecutor
 from frostline.text.generation import GenerationDefaults
@@ -33,8 +35,8 @@ class LLM:
 
     model: a local folder, a bundled model ("frostline/tiny") or a hub id. draft: "auto" (`<model>-assistant`), "none",
     or as `model`. speculative: how far and wide to draft. tokenizer: another place to take it from; a model without one
-    takes token ids only. dummy_weights: random weights in the shapes of the configs, made on the device. The other
-    options are those of EngineConfig.
+    takes token ids only. dummy_weights: random weights in the shapes of the configs, made on the device. timeline:
+    records every tick from now on. The other options are those of EngineConfig.
 
     Raises ModelError, PairError or ConfigError, each with the remedy, for whatever cannot be loaded.
     """
@@ -56,6 +58,7 @@ class LLM:
         page_size: int = 16,
         kv_pages: int | None = None,
         capture_after: int | Literal["auto"] | None = "auto",
+        timeline: Timeline | None = None,
     ) -> None:
         config = EngineConfig(
             max_num_seqs=max_num_seqs,
@@ -68,7 +71,7 @@ class LLM:
         )
         speculative = speculative or SpeculativeConfig()
         if draft == "none":
-            speculative = _without_drafts(speculative)
+            speculative = speculative.without_drafts()
         # Imported here, so that an LLM on another executor needs no torch.
         from frostline.speculative.executor import DeviceExecutor
 
@@ -84,10 +87,11 @@ class LLM:
             dummy_weights=dummy_weights,
         )
         device_side: Executor = executor
+        watch = _watch(executor.pair.target.device.type, timeline)
         if schedule == "overlap" and executor.pair.target.device.type == "cpu":
-            device_side = WorkerExecutor(executor)
+            device_side = WorkerExecutor(executor, watch=watch)
         if executor.verify_width == 1:  # "auto" found no assistant
-            speculative = _without_drafts(speculative)
+            speculative = speculative.without_drafts()
         spec = executor.spec
         self.default_sampling_params = defaults.sampling
         self.tokenizer: Tokenizer | None = None
@@ -101,6 +105,7 @@ class LLM:
             eos_token_ids=defaults.eos_token_ids or spec.eos_token_ids,
             vocab_size=spec.vocab_size,
             offset=DraftOffset(executor.draft_position),
+            watch=watch,
         )
 
     @classmethod
@@ -114,6 +119,7 @@ class LLM:
         defaults: GenerationDefaults | None = None,
         vocab_size: int | None = None,
         draft_position: DraftPosition = "P",
+        timeline: Timeline | None = None,
     ) -> LLM:
         """An LLM on a device side that exists already.
 
@@ -128,6 +134,7 @@ class LLM:
             eos_token_ids=defaults.eos_token_ids,
             vocab_size=vocab_size,
             offset=DraftOffset(draft_position),
+            watch=_watch("cpu", timeline),
         )
         return cls._around(parts, tokenizer, defaults.sampling)
 
@@ -194,6 +201,10 @@ class LLM:
         """Text of token ids, special tokens left out. Raises RequestError when the model has no tokenizer."""
         return self._need_tokenizer("decode").decode(token_ids)
 
+    def stats(self) -> EngineStats:
+        """Counters of everything generated so far; they add up with the tokens of the outputs."""
+        return self._engine.stats()
+
     @classmethod
     def _around(cls, engine: Engine, tokenizer: Tokenizer | None, sampling: SamplingParams) -> LLM:
         llm = cls.__new__(cls)
@@ -237,8 +248,12 @@ class LLM:
         return self.tokenizer
 
 
-def _without_drafts(config: SpeculativeConfig) -> SpeculativeConfig:
-    return replace(config, num_steps=0, topk=1, num_draft_tokens=None)
+def _watch(device_type: str, timeline: Timeline | None) -> Watch:
+    """Who is told of ticks: a profiler on a GPU, and the timeline where there is one."""
+    own: Watch = nvtx_ticks if device_type == "cuda" else unwatched
+    if timeline is None:
+        return own
+    return timeline.span if own is unwatched else both(own, timeline.span)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

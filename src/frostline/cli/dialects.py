@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from frostline.config import DraftPosition, DraftSampling, SpeculativeConfig
+from frostline.config import DepthTable, DraftPosition, DraftSampling, SpeculativeConfig
 from frostline.errors import ConfigError
 
 T = TypeVar("T")
@@ -48,6 +48,7 @@ class SpeculationArgs:
     vllm_config: str | None = None
     draft_position: DraftPosition = "auto"
     draft_sampling: DraftSampling = "coupled"
+    depth_table: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,8 @@ def resolve_speculation(args: SpeculationArgs) -> Speculation:
     off = _switched_off(algorithm, draft)
     if off is not None:
         named = [pair for pair in (algorithm, draft) if pair is not None and pair[1] not in ("NONE", "none", "auto")]
-        _refuse_beside(off, [*named, *(pair for pair in sizes if pair[1] != (0 if pair is steps else 1))])
+        table: list[tuple[str, Any]] = [] if args.depth_table is None else [("--depth-table", args.depth_table)]
+        _refuse_beside(off, [*named, *(pair for pair in sizes if pair[1] != (0 if pair is steps else 1)), *table])
         return Speculation(draft="none", config=SpeculativeConfig(num_steps=0), explicit=False)
     config = SpeculativeConfig.derive(
         num_steps=None if steps is None else steps[1],
@@ -102,8 +104,9 @@ def resolve_speculation(args: SpeculationArgs) -> Speculation:
         num_draft_tokens=None if width is None else width[1],
         draft_position=args.draft_position,
         draft_sampling=args.draft_sampling,
+        depth_table=None if args.depth_table is None else DepthTable.parse(args.depth_table),
     )
-    explicit = config.num_steps > 0 and (algorithm is not None or bool(sizes))
+    explicit = config.num_steps > 0 and (algorithm is not None or args.depth_table is not None or bool(sizes))
     return Speculation(
         draft="auto" if draft is None else draft[1], config=config, explicit=explicit, notices=tuple(notices)
     )

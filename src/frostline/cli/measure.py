@@ -78,7 +78,7 @@ def modes_of(names: Sequence[str], config: SpeculativeConfig) -> dict[str, Specu
         if name not in MODES:
             raise ConfigError(f"unknown mode {name!r}; modes are {', '.join(MODES)}")
         if name == "plain":
-            chosen[name] = replace(config, num_steps=0, topk=1, num_draft_tokens=None)
+            chosen[name] = config.without_drafts()
             continue
         if config.num_steps == 0:
             raise ConfigError(f"mode {name} drafts and drafting is switched off; leave it out or allow drafts")

@@ -76,6 +76,16 @@ class SpeculationOptions:
     draft_sampling: Annotated[
         DraftSampling, _option(_DRAFTS, "--draft-sampling", "How drafts are drawn at a temperature above 0.")
     ] = "coupled"
+    depth_table: Annotated[
+        str | None,
+        _option(
+            _DRAFTS,
+            "--depth-table",
+            "Depth by load: 1:6,8:4,32:2,64:0 drafts 6 deep for 1 to 7 requests at once, 4 from 8 on, 2 from 32 on and "
+            "not at all from 64 on. The tokens are the same at any depth.",
+            "B:K,B:K,...",
+        ),
+    ] = None
     speculative_algorithm: Annotated[
         str | None,
         _option(_SGLANG, "--speculative-algorithm", "", "NEXTN|EAGLE|FROZEN_KV_MTP|NONE"),
@@ -113,6 +123,7 @@ class SpeculationOptions:
                 vllm_config=self.speculative_config,
                 draft_position=self.draft_position,
                 draft_sampling=self.draft_sampling,
+                depth_table=self.depth_table,
             )
         )
 

@@ -17,7 +17,9 @@ from frostline.engine.planner import Planner
 from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
 from frostline.engine.scheduler import Scheduler
+from frostline.engine.stats import EngineStats
 from frostline.errors import ConfigError
+from frostline.runner.spans import Watch, unwatched
 from frostline.speculative.step import Executor
 from frostline.text.detokenizer import TokenDecoder
 from frostline.types import SamplingParams
@@ -27,6 +29,7 @@ class Engine:
     """speculative: at most as wide as the executor's verify_width. offset: the pair's own, for draft_position "auto".
 
     admission: shared by engines on one executor, so that they cannot give out one page twice; they run one at a time.
+    watch: is told of every tick and its parts.
     Raises ConfigError when `speculative` is wider than the executor.
     """
 
@@ -41,6 +44,7 @@ class Engine:
         vocab_size: int | None,
         offset: DraftOffset,
         admission: Admission | None = None,
+        watch: Watch = unwatched,
     ) -> None:
         if speculative.verify_width > executor.verify_width:
             raise ConfigError(
@@ -53,13 +57,14 @@ class Engine:
         self._decoder = decoder
         self._eos_token_ids = frozenset(eos_token_ids)
         self._offset = offset
+        self._watch = watch
         self._limits = Limits.of(executor, max_steps=speculative.num_steps, vocab_size=vocab_size)
         self._admission = admission or Admission(self._limits, num_rows=executor.num_rows, num_pages=executor.num_pages)
         own = offset if speculative.draft_position == "auto" else DraftOffset(speculative.draft_position)
         planner = Planner(speculative=speculative, offset=own)
         scheduler = Scheduler(self._admission, planner, max_prefill_tokens=config.max_prefill_tokens)
         loop = OverlapLoop if config.schedule == "overlap" else SyncLoop
-        self.loop: Loop = loop(executor, scheduler)
+        self.loop: Loop = loop(executor, scheduler, watch=watch)
         self._numbers = count()
 
     def with_speculative(self, speculative: SpeculativeConfig) -> Engine:
@@ -73,7 +78,12 @@ class Engine:
             vocab_size=self._limits.vocab_size,
             offset=self._offset,
             admission=self._admission,
+            watch=self._watch,
         )
+
+    def stats(self) -> EngineStats:
+        """Counters of all requests so far."""
+        return self.loop.stats()
 
     def request(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None) -> Request:
         """A request that fits, not yet queued. Raises RequestError for one that never can."""

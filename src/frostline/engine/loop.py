@@ -8,23 +8,65 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from frostline.engine.request import Request
 from frostline.engine.scheduler import Batch, Scheduler
-from frostline.speculative.step import Executor
+from frostline.engine.stats import EngineStats
+from frostline.runner.spans import Watch, unwatched
+from frostline.speculative.step import Executor, StepResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launched:
+    """A step that the device has and whose result nobody has read: under overlap, what passes from tick to tick."""
+
+    number: int
+    batch: Batch
+    flight: Any
 
 
 class Loop(ABC):
-    """What both loops share: the queue's ends. A subclass is its `tick`."""
+    """What both loops share: the four parts of a tick, each under `watch`, and the queue's ends.
 
-    def __init__(self, executor: Executor, scheduler: Scheduler) -> None:
+    A subclass is its `_turn`: the order of the parts.
+    """
+
+    def __init__(self, executor: Executor, scheduler: Scheduler, *, watch: Watch = unwatched) -> None:
         self._executor = executor
         self._scheduler = scheduler
+        self._watch = watch
+        self._numbers = count()
 
     @abstractmethod
+    def _turn(self) -> list[Request]:
+        """One turn; the requests that ended in it."""
+
     def tick(self) -> list[Request]:
         """One turn; the requests that ended in it. Once nothing is left, rows and pages are checked."""
+        with self._watch("tick"):
+            finished = self._turn()
+            if self.is_idle:
+                self.check()
+            return finished
+
+    def _schedule(self) -> Batch | None:
+        with self._watch("schedule"):
+            return self._scheduler.schedule()
+
+    def _launch(self, batch: Batch) -> _Launched:
+        number = next(self._numbers)
+        with self._watch("launch", step=number):
+            return _Launched(number=number, batch=batch, flight=self._executor.launch(batch.step))
+
+    def _collect(self, launched: _Launched) -> StepResult:
+        with self._watch("collect", step=launched.number):
+            return self._executor.collect(launched.flight)
+
+    def _update(self, launched: _Launched, result: StepResult) -> list[Request]:
+        with self._watch("update", step=launched.number):
+            return self._scheduler.update(launched.batch, result)
 
     @property
     def is_idle(self) -> bool:
@@ -33,7 +75,11 @@ class Loop(ABC):
     @property
     def late_runs(self) -> int:
         """Runs ignored so far, because their request had ended when they were read."""
-        return self._scheduler.late_runs
+        return self._scheduler.counters.late_runs
+
+    def stats(self) -> EngineStats:
+        """What this loop's steps have come to so far; those in flight are not in it."""
+        return self._scheduler.counters.freeze()
 
     def add(self, request: Request) -> None:
         self._scheduler.add(request)
@@ -54,24 +100,13 @@ class Loop(ABC):
 class SyncLoop(Loop):
     """One step at a time: each result is read before the next step is scheduled. The oracle of the other loop."""
 
-    def tick(self) -> list[Request]:
-        batch = self._scheduler.schedule()
+    def _turn(self) -> list[Request]:
+        batch = self._schedule()
         if batch is None:
             return []
-        flight = self._executor.launch(batch.step)
-        result = self._executor.collect(flight)
-        finished = self._scheduler.update(batch, result)
-        if self.is_idle:
-            self.check()
-        return finished
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Launched:
-    """A step that the device has and whose result nobody has read: what passes from one tick to the next."""
-
-    batch: Batch
-    flight: Any
+        launched = self._launch(batch)
+        result = self._collect(launched)
+        return self._update(launched, result)
 
 
 class OverlapLoop(Loop):
@@ -81,21 +116,18 @@ class OverlapLoop(Loop):
     step n + 1. That run comes late and is ignored; what the request held is reused by steps launched later only.
     """
 
-    def __init__(self, executor: Executor, scheduler: Scheduler) -> None:
-        super().__init__(executor, scheduler)
+    def __init__(self, executor: Executor, scheduler: Scheduler, *, watch: Watch = unwatched) -> None:
+        super().__init__(executor, scheduler, watch=watch)
         self._in_flight: _Launched | None = None
 
-    def tick(self) -> list[Request]:
-        batch = self._scheduler.schedule()
-        launched = None if batch is None else _Launched(batch=batch, flight=self._executor.launch(batch.step))
+    def _turn(self) -> list[Request]:
+        batch = self._schedule()
+        launched = None if batch is None else self._launch(batch)
         before, self._in_flight = self._in_flight, launched
         if before is None:
             return []
-        result = self._executor.collect(before.flight)
-        finished = self._scheduler.update(before.batch, result)
-        if self.is_idle:
-            self.check()
-        return finished
+        result = self._collect(before)
+        return self._update(before, result)
 
     @property
     def is_idle(self) -> bool:

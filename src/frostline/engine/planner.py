@@ -1,4 +1,4 @@
-"""The plan of a batch: its deepest row's depth and the union of its rows' features.
+"""The plan of a batch: its deepest row's depth, capped by load, and the union of its rows' features.
 
 Knows sampling parameters and own depths; nothing of pages, tokens or tensors.
 """
@@ -6,9 +6,10 @@ Knows sampling parameters and own depths; nothing of pages, tokens or tensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from frostline.config import SpeculativeConfig, tree_capacity
+from frostline.engine.alarm import AcceptanceAlarm
 from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
 from frostline.speculative.plan import Plan
@@ -21,19 +22,23 @@ MAX_NODES = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """offset: where the assistant's queries sit; it learns from what `observe` is told."""
+    """offset: where the assistant's queries sit. It and the alarm learn from what `observe` is told."""
 
     speculative: SpeculativeConfig
     offset: DraftOffset
+    alarm: AcceptanceAlarm = field(default_factory=AcceptanceAlarm)
 
     def plan(self, iterating: Sequence[Request], *, prefilling: Sequence[Request] = ()) -> Plan:
         """Depth comes from the rows that iterate; features from all: a prefilled row is seeded in the same step.
 
-        A batch so large that its nodes would pass MAX_NODES drafts less wide, then less deep; the output is the same.
+        The depth table caps it for all of them. A batch so large that its nodes would pass MAX_NODES drafts less wide,
+        then less deep. The output is the same.
         """
         config = self.speculative
         most = MAX_NODES // max(1, len(iterating))
         steps = min(max((request.depth for request in iterating), default=0), max(0, most - 1))
+        if config.depth_table is not None and iterating:
+            steps = min(steps, config.depth_table.depth(len(iterating)))
         topk = config.topk if steps else 1
         width = steps + 1
         if topk > 1:
@@ -56,6 +61,8 @@ class Planner:
         if plan.num_steps and finite:
             accepted = sum(len(run.tokens) - 1 for run in finite)
             self.offset.record(plan.draft_offset, offered=sum(run.drafted for run in finite), accepted=accepted)
+            drafted = [run for run in finite if run.drafted]
+            self.alarm.record(offered=len(drafted), accepted=sum(len(run.tokens) > 1 for run in drafted))
 
 
 def _max_top_k(sampled: Sequence[SamplingParams]) -> int:

@@ -84,24 +84,25 @@ class Request:
         self.due_least += 1
         self.due_most += most
 
-    def accept_seed(self, token: int, *, finite: bool) -> None:
-        """The first token, from the prompt's last logits; it may already end the request.
+    def accept_seed(self, token: int, *, finite: bool) -> int:
+        """The first token, from the prompt's last logits; it may already end the request. How many are kept: 1 or 0.
 
         Numbers that are not finite may end it earlier: an executor reports them with the chunk that made them.
         """
         if self.is_seeded or (self.unscheduled and finite):
             raise AssertionError(f"{self.request_id}: seeded at {self.known} tokens, {self.unscheduled} not prefilled")
         self._returned(1)
-        self._accept((token,), finite=finite)
+        return self._accept((token,), finite=finite)
 
-    def accept_run(self, run: Sequence[int], *, drafted: int, finite: bool) -> None:
-        """One iteration's tokens: cut by the finish rules, kept, counted."""
+    def accept_run(self, run: Sequence[int], *, drafted: int, finite: bool) -> int:
+        """One iteration's tokens: cut by the finish rules, kept, counted. How many are kept."""
         if not self.is_seeded or not 1 <= len(run) <= drafted + 1:
             raise AssertionError(f"{self.request_id}: {len(run)} tokens from {drafted} drafts at {self.known} known")
         self._returned(drafted + 1)
         kept = self._accept(run, finite=finite)
         if kept:
             self.counter.record(drafted=drafted, committed=len(run), kept=kept)
+        return kept
 
     def end(self, finish: Finish) -> None:
         if self.finish is not None:

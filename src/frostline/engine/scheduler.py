@@ -17,6 +17,7 @@ from frostline.engine.admission import Admission
 from frostline.engine.finish import Finish
 from frostline.engine.planner import Planner
 from frostline.engine.request import Request
+from frostline.engine.stats import EngineCounters
 from frostline.speculative.step import PageGrowth, PrefillChunk, RowInit, Step, StepResult
 
 
@@ -40,7 +41,7 @@ class Scheduler:
         self._max_prefill_tokens = max_prefill_tokens
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
-        self.late_runs = 0
+        self.counters = EngineCounters()
 
     @property
     def num_waiting(self) -> int:
@@ -99,17 +100,20 @@ class Scheduler:
         A request that was over before is not touched again: its run comes late and is only counted.
         """
         runs = [run for run in result.runs if not batch.requests[run.row].is_finished]
-        self.late_runs += len(result.runs) - len(runs)
+        self.counters.steps += 1
+        self.counters.prefill_tokens += sum(len(chunk.tokens) for chunk in batch.step.prefill)
+        self.counters.late_runs += len(result.runs) - len(runs)
         self._planner.observe(batch.step.plan, runs)
         finished: list[Request] = []
         for seed in result.seeds:
             request = batch.requests[seed.row]
             if not request.is_finished:
-                request.accept_seed(seed.token, finite=seed.finite)
+                self.counters.seeded(kept=request.accept_seed(seed.token, finite=seed.finite))
                 self._retire(request, finished)
         for run in runs:
             request = batch.requests[run.row]
-            request.accept_run(run.tokens, drafted=run.drafted, finite=run.finite)
+            kept = request.accept_run(run.tokens, drafted=run.drafted, finite=run.finite)
+            self.counters.ran(drafted=run.drafted, committed=len(run.tokens), kept=kept)
             self._retire(request, finished)
         return finished
 

@@ -6,7 +6,7 @@ Knows rows and pages by number; whose they are, and when a request ends, is the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from frostline.runner.graphs import Graphs, graphs_for
 from frostline.runner.memory import plan_pages
 from frostline.runner.rows import Rows, RowValues
 from frostline.runner.sampling import choose
+from frostline.runner.spans import spec_stage_span
 from frostline.runner.transfer import Results
 from frostline.speculative.iteration import Run, iterate
 from frostline.speculative.pair import Pair, load_pair
@@ -120,7 +121,7 @@ class DeviceExecutor:
         """
         pair = load_pair(model, draft, device=device, dtype=dtype, dummy_weights=dummy_weights)
         if pair.assistant is None:
-            speculative = replace(speculative, num_steps=0, topk=1, num_draft_tokens=None)
+            speculative = speculative.without_drafts()
         return cls(pair, speculative=speculative, engine=engine)
 
     @torch.inference_mode()
@@ -147,10 +148,15 @@ class DeviceExecutor:
             if growth.group in self._cache.pools:
                 self._rows.grow(growth.group, growth.row, growth.start, growth.pages)
         self._depths.update({init.row: init.depth for init in step.inits})
-        seeds = tuple(self._prefill(chunks, step.plan) for chunks in alike(step.prefill))
+        device = self.pair.target.device.type
+        seeds: tuple[_Seeds, ...] = ()
+        if step.prefill:
+            with spec_stage_span("prefill", device):
+                seeds = tuple(self._prefill(chunks, step.plan) for chunks in alike(step.prefill))
         run = None
         if step.rows:
-            run = self._results(self._iterate(step.rows, step.plan, step.kv_bound))
+            with spec_stage_span("iterate", device):
+                run = self._results(self._iterate(step.rows, step.plan, step.kv_bound))
         # Kept with the step: by the time it is read the row may have another owner.
         drafted = tuple(min(self._depths[row], step.plan.num_steps) for row in step.rows)
         return InFlight(step=step, drafted=drafted, seeds=seeds, run=run)

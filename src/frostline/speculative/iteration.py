@@ -19,6 +19,7 @@ from frostline.cache.pool import KVCache
 from frostline.model.attention import PagedContext, TreeRows, slots_of
 from frostline.runner.rows import Rows
 from frostline.runner.sampling import choose
+from frostline.runner.spans import spec_stage_span
 from frostline.speculative.accept import accept_walk
 from frostline.speculative.draft import draft
 from frostline.speculative.pair import Pair
@@ -57,16 +58,21 @@ class Run:
 def iterate(pair: Pair, cache: KVCache, rows: Rows, rows_B: Tensor, plan: Plan, kv_bound: int) -> Run:
     """Advance the requests in rows_B [B] by one run each. kv_bound: a host value, at least `P + N` of each of them."""
     tables, length_B = rows.batch_tables(rows_B), rows.length.index_select(0, rows_B)
-    tree = draft(pair, cache, rows, rows_B, tables, plan, kv_bound)
-    hidden_BND, choice_BN = _verify(pair, cache, rows, rows_B, tables, tree, plan, kv_bound)
-    path_BK, accepted_B = accept_walk(tree, choice_BN, rows.depth.index_select(0, rows_B), plan.num_steps)
-    if not plan.is_chain:
-        _compact(cache, tables, length_B, path_BK, accepted_B)
-    tokens_BK = choice_BN.gather(1, path_BK)
-    accepted_B1 = accepted_B.unsqueeze(1)
-    path_hidden = hidden_BND.gather(1, path_BK.unsqueeze(2).expand(-1, -1, int(hidden_BND.shape[2])))
-    # The path is padded with its last node, so its last row is the last accepted one.
-    rows.seed(rows_B, length_B + accepted_B + 1, tokens_BK.gather(1, accepted_B1).squeeze(1), path_hidden[:, -1])
+    device = rows_B.device.type
+    with spec_stage_span("draft", device):
+        tree = draft(pair, cache, rows, rows_B, tables, plan, kv_bound)
+    with spec_stage_span("verify", device):
+        hidden_BND, choice_BN = _verify(pair, cache, rows, rows_B, tables, tree, plan, kv_bound)
+    with spec_stage_span("accept", device):
+        path_BK, accepted_B = accept_walk(tree, choice_BN, rows.depth.index_select(0, rows_B), plan.num_steps)
+        if not plan.is_chain:
+            _compact(cache, tables, length_B, path_BK, accepted_B)
+    with spec_stage_span("seed", device):
+        tokens_BK = choice_BN.gather(1, path_BK)
+        accepted_B1 = accepted_B.unsqueeze(1)
+        path_hidden = hidden_BND.gather(1, path_BK.unsqueeze(2).expand(-1, -1, int(hidden_BND.shape[2])))
+        # The path is padded with its last node, so its last row is the last accepted one.
+        rows.seed(rows_B, length_B + accepted_B + 1, tokens_BK.gather(1, accepted_B1).squeeze(1), path_hidden[:, -1])
     return Run(
         tokens_BK=tokens_BK,
         count_B=accepted_B + 1,

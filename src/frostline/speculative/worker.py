@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
+from frostline.runner.spans import Watch, unwatched
 from frostline.speculative.step import Executor, Step, StepResult
 from frostline.types import Group
 
@@ -19,11 +21,13 @@ class WorkerExecutor:
     """An Executor around another whose `launch` computes: steps run one after another, first in, first out.
 
     What `launch` of the inner one raises comes out of `collect`. The thread ends with `close`, with this object, or
-    with the interpreter, after the steps it has been given.
+    with the interpreter, after the steps it has been given. watch: is told of each step's work, as "device".
     """
 
-    def __init__(self, inner: Executor) -> None:
+    def __init__(self, inner: Executor, *, watch: Watch = unwatched) -> None:
         self._inner = inner
+        self._watch = watch
+        self._numbers = count()
         self.num_rows, self.page_size = inner.num_rows, inner.page_size
         self.num_pages: Mapping[Group, int] = inner.num_pages
         self.max_context, self.verify_width = inner.max_context, inner.verify_width
@@ -31,11 +35,15 @@ class WorkerExecutor:
 
     def launch(self, step: Step) -> Future[Any]:
         """Queue the step."""
-        return self._worker.submit(self._inner.launch, step)
+        return self._worker.submit(self._work, next(self._numbers), step)
 
     def collect(self, flight: Future[Any]) -> StepResult:
         """Wait for the step, not for those behind it, and read its result on the calling thread."""
         return self._inner.collect(flight.result())
+
+    def _work(self, number: int, step: Step) -> Any:
+        with self._watch("device", step=number):
+            return self._inner.launch(step)
 
     def close(self) -> None:
         """Finish what was launched and end the thread; nothing can be launched any more."""
