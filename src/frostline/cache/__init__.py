@@ -1,4 +1,4 @@
-"""KV memory: pages (who owns which, no tensors) and pools (the tensors, one per layer group).
+"""KV memory: pages (who owns which), the prefix cache (what full ones hold) and pools (tensors, one per layer group).
 
 Knows no model and no request.
 """
