@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import get_args
 
 import pytest
 from hypothesis import given, settings
@@ -151,27 +150,3 @@ def test_fixed_mixes_equal_plain_decoding(seed: int) -> None:
 def test_many_mixes_equal_plain_decoding() -> None:
     for seed in range(1000, 4000):
         play(Mix(seed=seed))
-
-
-@pytest.mark.parametrize("schedule", get_args(Schedule))
-def test_reported_21_nothing_is_left_after_a_soak(schedule: Schedule) -> None:
-    rng = random.Random(0)
-    device = FakeExecutor(hashed(CHOICES), accept=lambda most: rng.randint(0, most), num_rows=9, page_size=4)
-    engine = engine_on(device, schedule=schedule)
-    total, alive = 0, []
-    while total < 2000 or alive:
-        if total < 2000:
-            request = engine.request(
-                [rng.choice(CHOICES)] * rng.randint(1, 6), SamplingParams(max_tokens=rng.randint(1, 6), seed=total)
-            )
-            engine.loop.add(request)
-            alive.append(request)
-            total += 1
-        if rng.random() < 0.2 and alive:
-            engine.loop.abort(rng.choice(alive).request_id)
-        engine.loop.tick()
-        alive = [request for request in alive if not request.is_finished]
-        device.steps.clear()
-    engine.loop.tick()
-    engine.loop.check()
-    assert engine.loop.is_idle
