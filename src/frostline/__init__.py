@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from frostline.engine.timeline import Timeline
     from frostline.errors import ConfigError, FrostlineError, ModelError, PairError, RequestError
     from frostline.llm import LLM
-    from frostline.types import CompletionOutput, RequestOutput, SamplingParams, SpecStats
+    from frostline.types import CompletionOutput, RequestOutput, SamplingParams, SpecStats, StreamOutput
 
 __version__ = "0.1.0"
 
@@ -33,6 +33,7 @@ __all__ = [
     "SamplingParams",
     "SpecStats",
     "SpeculativeConfig",
+    "StreamOutput",
     "Timeline",
     "__version__",
 ]
@@ -43,7 +44,7 @@ _HOMES = {
     "frostline.engine.timeline": ("Timeline",),
     "frostline.errors": ("ConfigError", "FrostlineError", "ModelError", "PairError", "RequestError"),
     "frostline.llm": ("LLM",),
-    "frostline.types": ("CompletionOutput", "RequestOutput", "SamplingParams", "SpecStats"),
+    "frostline.types": ("CompletionOutput", "RequestOutput", "SamplingParams", "SpecStats", "StreamOutput"),
 }
 
 

@@ -7,13 +7,17 @@ here or handed in.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal
 
 from frostline.config import DraftPosition, EngineConfig, Schedule, SpeculativeConfig
 from frostline.engine.engine import Engine
+from frostline.engine.outputs import StreamedRequest, assemble
 from frostline.engine.position import DraftOffset
+from frostline.engine.progress import progress
 from frostline.engine.request import Request
 from frostline.engine.stats import EngineStats
 from frostline.engine.timeline import Timeline
@@ -23,10 +27,11 @@ from frostline.runner.spans import Watch, both, nvtx_ticks, unwatched
 from frostline.speculative.step import Executor
 from frostline.speculative.worker import WorkerExecutor
 from frostline.text.generation import GenerationDefaults
+from frostline.text.prompts import Prompt, as_list
 from frostline.text.tokenizer import Message, Tokenizer
-from frostline.types import RequestOutput, SamplingParams
+from frostline.types import RequestOutput, SamplingParams, StreamOutput
 
-Prompt = str | Sequence[int]
+DeviceSide = Callable[[Schedule, Watch], Executor]
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -86,10 +91,9 @@ class LLM:
             dtype=dtype,
             dummy_weights=dummy_weights,
         )
-        device_side: Executor = executor
-        watch = _watch(executor.pair.target.device.type, timeline)
-        if schedule == "overlap" and executor.pair.target.device.type == "cpu":
-            device_side = WorkerExecutor(executor, watch=watch)
+        self._device_type = executor.pair.target.device.type
+        self._device_side: DeviceSide = _device_side(executor, self._device_type)
+        watch = _watch(self._device_type, timeline)
         if executor.verify_width == 1:  # "auto" found no assistant
             speculative = speculative.without_drafts()
         spec = executor.spec
@@ -98,7 +102,7 @@ class LLM:
         if tokenizer is not None or Tokenizer.is_in(folder):
             self.tokenizer = Tokenizer.load(tokenizer or folder, bos_token_id=spec.bos_token_id)
         self._engine = Engine(
-            device_side,
+            self._device_side(schedule, watch),
             speculative=speculative,
             config=config,
             decoder=self.tokenizer,
@@ -136,7 +140,10 @@ class LLM:
             offset=DraftOffset(draft_position),
             watch=_watch("cpu", timeline),
         )
-        return cls._around(parts, tokenizer, defaults.sampling)
+        llm = cls.__new__(cls)
+        llm._engine, llm.tokenizer, llm.default_sampling_params = parts, tokenizer, defaults.sampling
+        llm._device_type, llm._device_side = "cpu", lambda schedule, watch: executor
+        return llm
 
     @property
     def speculative(self) -> SpeculativeConfig:
@@ -148,7 +155,13 @@ class LLM:
 
         The two generate one at a time. Raises ConfigError for a config that is wider than the pair was loaded with.
         """
-        return self._around(self._engine.with_speculative(speculative), self.tokenizer, self.default_sampling_params)
+        return self._with(self._engine.variant(speculative=speculative))
+
+    def with_schedule(self, schedule: Schedule, *, timeline: Timeline | None = None) -> LLM:
+        """The same loaded pair under this schedule, as with_speculative. timeline: records its ticks, and only its."""
+        watch = _watch(self._device_type, timeline)
+        executor = self._device_side(schedule, watch)
+        return self._with(self._engine.variant(schedule=schedule, executor=executor, watch=watch))
 
     def generate(
         self,
@@ -156,18 +169,40 @@ class LLM:
         sampling_params: Params = None,
         *,
         use_tqdm: bool | None = None,
+        request_ids: Sequence[str] | None = None,
     ) -> list[RequestOutput]:
         """Continue each prompt: a text, a list of token ids, or a list of these. Outputs come in the prompts' order.
 
         sampling_params: one for all, one per prompt, or None for `default_sampling_params`. use_tqdm: vLLM's name for a
-        progress bar; None shows it for several prompts on a terminal. A text gets the begin-of-text token unless it
-        starts with it; token ids are taken as they are.
+        progress bar; None shows it for several prompts on a terminal. request_ids: one per prompt, to `abort` by; None
+        numbers them. A text gets the begin-of-text token unless it starts with it; token ids are taken as they are.
 
         Raises RequestError before anything runs when a prompt is empty, too long or can never fit. A request whose
         logits held NaN comes back with finish_reason "error" and the remedy in stop_reason.
         """
-        several = _as_list(prompts)
-        return self._run([(prompt, True) for prompt in several], sampling_params, use_tqdm)
+        return self._run(self._requests(as_list(prompts), sampling_params, request_ids), use_tqdm)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        request_ids: Sequence[str] | None = None,
+    ) -> Generator[StreamOutput]:
+        """As `generate`, giving out what each tick adds. The pieces of a sample add up to what `generate` returns.
+
+        Nothing runs before the first item is asked for, and between items nothing goes on. Closing the iterator aborts
+        what is left. Raises as `generate` does, before the first item.
+        """
+        return self._stream(self._requests(as_list(prompts), sampling_params, request_ids))
+
+    def abort(self, request_id: str) -> bool:
+        """End a request of `generate` or `stream`, all its samples; from another thread, or between two items.
+
+        It comes back with the tokens that it has and finish_reason "abort"; its row and pages are free within one tick.
+        False when no such request is open (any more).
+        """
+        return self._engine.abort(request_id)
 
     def chat(
         self,
@@ -195,7 +230,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        return self._run([(text, False) for text in texts], sampling_params, use_tqdm)
+        return self._run(self._requests(texts, sampling_params, None, add_bos=False), use_tqdm)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens left out. Raises RequestError when the model has no tokenizer."""
@@ -205,40 +240,58 @@ class LLM:
         """Counters of everything generated so far; they add up with the tokens of the outputs."""
         return self._engine.stats()
 
-    @classmethod
-    def _around(cls, engine: Engine, tokenizer: Tokenizer | None, sampling: SamplingParams) -> LLM:
-        llm = cls.__new__(cls)
-        llm._engine = engine
-        llm.tokenizer = tokenizer
-        llm.default_sampling_params = sampling
+    def _with(self, engine: Engine) -> LLM:
+        llm = self.__class__.__new__(self.__class__)
+        llm.__dict__.update(self.__dict__, _engine=engine)
         return llm
 
-    def _run(self, prompts: list[tuple[Prompt, bool]], params: Params, use_tqdm: bool | None) -> list[RequestOutput]:
-        if params is None:
-            params = self.default_sampling_params
+    def _run(self, requests: list[list[Request]], use_tqdm: bool | None) -> list[RequestOutput]:
+        shown = len(requests) > 1 and sys.stderr.isatty() if use_tqdm is None else use_tqdm
+        everyone = list(chain.from_iterable(requests))
+        with progress(len(everyone), shown=shown) as advance:
+            self._engine.run(everyone, on_finish=advance)
+        return [assemble(samples) for samples in requests]
+
+    def _stream(self, requests: list[list[Request]]) -> Generator[StreamOutput]:
+        growing = [[StreamedRequest(request, self.tokenizer) for request in samples] for samples in requests]
+        open_prompts = list(range(len(requests)))
+        with closing(self._engine.ticks(list(chain.from_iterable(requests)))) as ticks:
+            for _ in ticks:
+                for number in open_prompts:
+                    pieces = (one.take(prompt_index=number, index=i) for i, one in enumerate(growing[number]))
+                    news = [piece for piece in pieces if piece is not None]
+                    if news and all(one.is_over for one in growing[number]):
+                        news[-1] = replace(news[-1], output=assemble(requests[number]))
+                    yield from news
+                open_prompts = [n for n in open_prompts if not all(one.is_over for one in growing[n])]
+
+    def _requests(
+        self, prompts: Sequence[Prompt], params: Params, request_ids: Sequence[str] | None, *, add_bos: bool = True
+    ) -> list[list[Request]]:
+        """For each prompt its samples, none of them queued yet."""
+        params = self.default_sampling_params if params is None else params
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts but {len(each)} sampling_params; give one for all or one each")
-        requests: list[Request] = []
-        for number, ((prompt, add_bos), own) in enumerate(zip(prompts, each, strict=True), start=1):
+        names: list[str | None] = [None] * len(prompts) if request_ids is None else list(request_ids)
+        for what, given in (("sampling_params", len(each)), ("request_ids", len(names))):
+            if given != len(prompts):
+                raise RequestError(f"{len(prompts)} prompts but {given} {what}; give one for all or one each")
+        requests: list[list[Request]] = []
+        for prompt, own, name in zip(prompts, each, names, strict=True):
             try:
-                requests.append(self._request(prompt, own, add_bos=add_bos))
+                requests.append(self._samples(prompt, own, name, add_bos=add_bos))
             except RequestError as error:
                 if len(prompts) == 1:
                     raise
-                raise RequestError(f"prompt {number} of {len(prompts)}: {error}") from error
-        shown = len(requests) > 1 and sys.stderr.isatty() if use_tqdm is None else use_tqdm
-        with _progress(len(requests), shown=shown) as advance:
-            self._engine.run(requests, on_finish=advance)
-        return [request.output() for request in requests]
+                raise RequestError(f"prompt {len(requests) + 1} of {len(prompts)}: {error}") from error
+        return requests
 
-    def _request(self, prompt: Prompt, params: SamplingParams, *, add_bos: bool) -> Request:
+    def _samples(self, prompt: Prompt, params: SamplingParams, name: str | None, *, add_bos: bool) -> list[Request]:
         if not isinstance(prompt, str):
-            return self._engine.request(prompt, params)
+            return self._engine.samples(prompt, params, request_id=name)
         if not prompt:
             raise RequestError("the prompt is empty; give at least one character")
         ids = self._need_tokenizer("a text prompt").encode(prompt, add_bos=add_bos)
-        return self._engine.request(ids, params, prompt=prompt)
+        return self._engine.samples(ids, params, prompt=prompt, request_id=name)
 
     def _need_tokenizer(self, what: str) -> Tokenizer:
         if self.tokenizer is None:
@@ -248,53 +301,19 @@ class LLM:
         return self.tokenizer
 
 
+def _device_side(executor: Executor, device_type: str) -> DeviceSide:
+    """How the schedules reach the device: on a CPU, only another thread computes while the host goes on."""
+
+    def reach(schedule: Schedule, watch: Watch) -> Executor:
+        on_thread = schedule == "overlap" and device_type == "cpu"
+        return WorkerExecutor(executor, watch=watch) if on_thread else executor
+
+    return reach
+
+
 def _watch(device_type: str, timeline: Timeline | None) -> Watch:
     """Who is told of ticks: a profiler on a GPU, and the timeline where there is one."""
     own: Watch = nvtx_ticks if device_type == "cuda" else unwatched
     if timeline is None:
         return own
     return timeline.span if own is unwatched else both(own, timeline.span)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as several. Raises RequestError for what is neither."""
-    if isinstance(prompts, str):
-        return [prompts]
-    items: list[Any] = list(prompts)
-    if items and all(_is_id(item) for item in items):
-        return [items]
-    for item in items:
-        if not isinstance(item, str) and not (isinstance(item, Sequence) and all(_is_id(i) for i in item)):
-            raise RequestError("prompts must be a text, a list of token ids, or a list of such prompts")
-    return items
-
-
-def _is_id(item: object) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
-
-
-@contextmanager
-def _progress(total: int, *, shown: bool) -> Iterator[Callable[[Request], None]]:
-    """Gives a callback for each finished request; on a terminal it moves a bar with the tokens made so far."""
-    if not shown:
-        yield lambda request: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("prompts"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task, tokens = bar.add_task("", total=total), 0
-
-        def advance(request: Request) -> None:
-            nonlocal tokens
-            tokens += len(request.output_ids)
-            bar.update(task, advance=1, description=f"{tokens} tokens")
-
-        yield advance

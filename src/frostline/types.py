@@ -22,7 +22,8 @@ class SamplingParams:
     order; a tie at a threshold is kept. seed: None draws one, reported in the output. max_tokens: new tokens, at most
     what the context leaves; None takes all of it. stop: strings that end the text. stop_token_ids: tokens that end it,
     beside the model's own EOS list unless ignore_eos. num_steps: this request's own draft depth, 0 to the engine's;
-    None takes the engine's.
+    None takes the engine's. n: samples of the prompt, which is prefilled once; sample 0 has this seed, the others seeds
+    derived from it.
 
     Raises ConfigError for a value out of range.
     """
@@ -39,6 +40,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     num_steps: int | None = None
+    n: int = 1
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -63,6 +65,8 @@ class SamplingParams:
             raise ConfigError("stop strings must not be empty")
         if self.num_steps is not None and self.num_steps < 0:
             raise ConfigError(f"num_steps must be 0 (no drafting for this request) or more, got {self.num_steps}")
+        if self.n < 1:
+            raise ConfigError(f"n must be at least 1 sample, got {self.n}")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -105,12 +109,16 @@ class SpecStats:
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOutput:
-    """One completion: text without the stop string unless asked for, ids cut at the same place."""
+    """One completion: text without the stop string unless asked for, ids cut at the same place.
+
+    index: which of the request's samples it is.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stop_reason: str | int | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,3 +131,23 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     seed: int
     stats: SpecStats = field(default_factory=SpecStats)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOutput:
+    """What came to one sample since its last StreamOutput: text and ids to be appended.
+
+    The texts of a sample add up to the text of its CompletionOutput, the ids to its ids. Text may lag behind the ids: a
+    piece never splits a character or shows the beginning of a stop string. prompt_index, index: which prompt of the
+    call, which sample of it. finish_reason: set in the last one of the sample. output: set in the last one of the
+    request, the whole of it.
+    """
+
+    request_id: str
+    prompt_index: int
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    output: RequestOutput | None = None

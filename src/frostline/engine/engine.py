@@ -6,11 +6,14 @@ Knows the parts and how they fit; nothing of files, tensors or how prompts were 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from itertools import count
 
-from frostline.config import EngineConfig, SpeculativeConfig
+from frostline.config import EngineConfig, Schedule, SpeculativeConfig
 from frostline.engine.admission import Admission, Limits
+from frostline.engine.calls import SAMPLE_MARK, Calls, OneAtATime
 from frostline.engine.finish import FinishRules
 from frostline.engine.loop import Loop, OverlapLoop, SyncLoop
 from frostline.engine.planner import Planner
@@ -18,7 +21,7 @@ from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
 from frostline.engine.scheduler import Scheduler
 from frostline.engine.stats import EngineStats
-from frostline.errors import ConfigError
+from frostline.errors import ConfigError, RequestError
 from frostline.runner.spans import Watch, unwatched
 from frostline.speculative.step import Executor
 from frostline.text.detokenizer import TokenDecoder
@@ -28,7 +31,7 @@ from frostline.types import SamplingParams
 class Engine:
     """speculative: at most as wide as the executor's verify_width. offset: the pair's own, for draft_position "auto".
 
-    admission: shared by engines on one executor, so that they cannot give out one page twice; they run one at a time.
+    admission, turn: shared by engines on one device side: they cannot give out one page twice, and work one at a time.
     watch: is told of every tick and its parts.
     Raises ConfigError when `speculative` is wider than the executor.
     """
@@ -45,6 +48,7 @@ class Engine:
         offset: DraftOffset,
         admission: Admission | None = None,
         watch: Watch = unwatched,
+        turn: OneAtATime | None = None,
     ) -> None:
         if speculative.verify_width > executor.verify_width:
             raise ConfigError(
@@ -53,7 +57,7 @@ class Engine:
             )
         self.speculative = speculative
         self._executor = executor
-        self._config = config
+        self.config = config
         self._decoder = decoder
         self._eos_token_ids = frozenset(eos_token_ids)
         self._offset = offset
@@ -65,49 +69,136 @@ class Engine:
         scheduler = Scheduler(self._admission, planner, max_prefill_tokens=config.max_prefill_tokens)
         loop = OverlapLoop if config.schedule == "overlap" else SyncLoop
         self.loop: Loop = loop(executor, scheduler, watch=watch)
+        self._calls = Calls(self.loop)
+        self._turn = turn or OneAtATime()
         self._numbers = count()
 
-    def with_speculative(self, speculative: SpeculativeConfig) -> Engine:
-        """Another engine on the same device side, rows and pages, drafting differently."""
+    def variant(
+        self,
+        *,
+        speculative: SpeculativeConfig | None = None,
+        schedule: Schedule | None = None,
+        executor: Executor | None = None,
+        watch: Watch | None = None,
+    ) -> Engine:
+        """Another engine on the same rows and pages; what is None stays as it is here. The two work one at a time.
+
+        executor: another way to the same device.
+        """
         return Engine(
-            self._executor,
-            speculative=speculative,
-            config=self._config,
+            executor or self._executor,
+            speculative=speculative or self.speculative,
+            config=self.config if schedule is None else replace(self.config, schedule=schedule),
             decoder=self._decoder,
             eos_token_ids=self._eos_token_ids,
             vocab_size=self._limits.vocab_size,
             offset=self._offset,
             admission=self._admission,
-            watch=self._watch,
+            watch=watch or self._watch,
+            turn=self._turn,
         )
+
+    def with_speculative(self, speculative: SpeculativeConfig) -> Engine:
+        """The variant that drafts like this."""
+        return self.variant(speculative=speculative)
 
     def stats(self) -> EngineStats:
         """Counters of all requests so far."""
         return self.loop.stats()
 
-    def request(self, prompt_ids: Sequence[int], params: SamplingParams, *, prompt: str | None = None) -> Request:
-        """A request that fits, not yet queued. Raises RequestError for one that never can."""
+    def request(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        request_id: str | None = None,
+    ) -> Request:
+        """A request that fits, not yet queued: sample 0 of its prompt. Raises RequestError for one that never can."""
         max_new_tokens, depth = self._limits.check(prompt_ids, params)
         return Request(
-            request_id=str(next(self._numbers)),
+            request_id=str(next(self._numbers)) if request_id is None else request_id,
             prompt_ids=tuple(prompt_ids),
             params=params,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             max_new_tokens=max_new_tokens,
             depth=depth,
-            rules=FinishRules(
-                params, max_new_tokens=max_new_tokens, eos_token_ids=self._eos_token_ids, decoder=self._decoder
-            ),
+            rules=self._finish_rules(params, max_new_tokens),
             prompt=prompt,
         )
 
-    def run(self, requests: Sequence[Request], *, on_finish: Callable[[Request], None]) -> None:
-        """Queue the requests and tick until all are over. If anything stops that, none is left behind in the engine."""
+    def samples(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        request_id: str | None = None,
+    ) -> list[Request]:
+        """The n requests of one prompt, not yet queued: sample 0, and those that have it as their parent.
+
+        Raises RequestError for a prompt that never fits, and for a request id with a "#", which tells samples apart.
+        """
+        if request_id is not None and (not request_id or SAMPLE_MARK in request_id):
+            raise RequestError(f"request id {request_id!r} must not be empty nor hold a {SAMPLE_MARK!r}")
+        first = self.request(prompt_ids, params, prompt=prompt, request_id=request_id)
+        return [first, *(self._sibling(first, index) for index in range(1, params.n))]
+
+    def ticks(self, requests: Sequence[Request]) -> Generator[list[Request]]:
+        """Queue the requests; after each tick those that ended in it, until all are over.
+
+        Others' calls may be open at once, also in other threads: each call's ticks move all requests. However this one
+        is left, none of its requests stays behind in the engine.
+        Raises RequestError while another engine on the same device side is at work.
+        """
+        self._turn.claim(self, lambda: self._calls.is_idle)
+        call = self._calls.begin(requests)
         try:
-            for request in requests:
-                self.loop.add(request)
-            while not self.loop.is_idle:
-                for request in self.loop.tick():
-                    on_finish(request)
+            while call.open:
+                yield self._calls.advance(call)
+            # What ended between two ticks, by an abort or in another call's tick.
+            yield call.take_ended()
         finally:
-            self.loop.abort_all()
+            self._calls.finish(call)
+
+    def run(self, requests: Sequence[Request], *, on_finish: Callable[[Request], None]) -> None:
+        """`ticks` to the end; on_finish is told of each request when it is over."""
+        with closing(self.ticks(requests)) as ticks:
+            for ended in ticks:
+                for request in ended:
+                    on_finish(request)
+
+    def abort(self, request_id: str) -> bool:
+        """End a request wherever it is, from any thread; its row and pages are free within one tick.
+
+        False if no such request is open (any more).
+        """
+        return self._calls.abort(request_id)
+
+    def _sibling(self, first: Request, index: int) -> Request:
+        return Request(
+            request_id=f"{first.request_id}{SAMPLE_MARK}{index}",
+            prompt_ids=first.prompt_ids,
+            params=first.params,
+            seed=sample_seed(first.seed, index),
+            max_new_tokens=first.max_new_tokens,
+            depth=first.depth,
+            rules=self._finish_rules(first.params, first.max_new_tokens),
+            prompt=first.prompt,
+            parent=first,
+        )
+
+    def _finish_rules(self, params: SamplingParams, max_new_tokens: int) -> FinishRules:
+        return FinishRules(
+            params, max_new_tokens=max_new_tokens, eos_token_ids=self._eos_token_ids, decoder=self._decoder
+        )
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """Seed of sample `index` of a request, 63 bits; sample 0 has the request's own. The mixing is SplitMix64's."""
+    if index == 0:
+        return seed
+    mixed = (seed + index * 0x9E3779B97F4A7C15) % 2**64
+    mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
+    return (mixed ^ (mixed >> 31)) >> 1

@@ -64,6 +64,14 @@ class FinishRules:
                 raise RequestError("stop strings need the model's tokenizer; use stop_token_ids or load a tokenizer")
             self._stop_text = _StopText(decoder, params)
 
+    @property
+    def certain_pieces(self) -> Sequence[str] | None:
+        """Text of an open request that no stop string can take back, in the order in which it became certain.
+
+        None for a request without stop strings, whose text is not followed here.
+        """
+        return None if self._stop_text is None else self._stop_text.pieces
+
     def cut(self, run: Sequence[int], *, emitted: int) -> Cut:
         """The end of the request inside `run`, whose first token is number `emitted`, or the whole run."""
         candidates = [self._cut_by_token(run), self._cut_by_length(run, emitted)]
@@ -103,13 +111,13 @@ class _StopText:
         self._detokenizer = IncrementalDetokenizer(decoder, skip_special_tokens=params.skip_special_tokens)
         self._matcher = StopMatcher(params.stop_strings)
         self._include = params.include_stop_str_in_output
-        self._pieces: list[str] = []
+        self.pieces: list[str] = []
 
     def cut(self, run: Sequence[int]) -> Cut | None:
         for index, token in enumerate(run):
             certain, stop = self._matcher.feed(self._detokenizer.push(token))
-            self._pieces.append(certain)
+            self.pieces.append(certain)
             if stop is not None:
-                text = "".join(self._pieces) + (stop if self._include else "")
+                text = "".join(self.pieces) + (stop if self._include else "")
                 return Cut(length=index + 1, finish=Finish(reason="stop", stop_reason=stop, text=text))
         return None

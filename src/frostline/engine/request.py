@@ -17,6 +17,7 @@ from frostline.types import CompletionOutput, Group, RequestOutput, SamplingPara
 class Request:
     """Fixed at arrival: everything up to `rules`. max_new_tokens: after the cap by the context. depth: own draft depth.
 
+    parent: sample 0 of the same prompt, for its other samples.
     row: 0 while waiting and again once finished. pages: what the request holds, by layer group, in table order.
     scheduled: prompt rows whose KV the device has been told to write. output_ids: tokens returned and kept.
     due_least, due_most: bounds on the tokens that launched work has still to return; both 0 with nothing in flight.
@@ -30,6 +31,7 @@ class Request:
     depth: int
     rules: FinishRules
     prompt: str | None = None
+    parent: Request | None = None
 
     row: int = 0
     pages: dict[Group, tuple[int, ...]] = field(default_factory=dict)
