@@ -21,7 +21,7 @@ def check_counts(output: RequestOutput) -> None:
 
 
 @pytest.mark.parametrize("runs", RUNS)
-def test_reported_09_stop_string_early_in_a_run(runs: list[int]) -> None:
+def test_reported_9_stop_string_early_in_a_run(runs: list[int]) -> None:
     output = run_script(WORDS, runs, SamplingParams(stop="\n\nQuestion:", max_tokens=40))
     (completion,) = output.outputs
     assert completion.text == "the answer"

@@ -130,15 +130,6 @@ def test_rows_of_every_kind_share_a_batch(mode: str) -> None:
     assert shallow and all(output.stats.drafted == 0 for output in shallow)
 
 
-@pytest.mark.parametrize("depth", [5, 8])
-def test_reported_01_concurrent_requests_equal_serial_greedy(depth: int) -> None:
-    """Depth 5 with four concurrent requests turned to mush elsewhere; here every depth equals the serial run."""
-    prompts = short_run_prompts()[:4]
-    config = SpeculativeConfig(num_steps=depth)
-    found = bundle().llm(config, batch=4, context=512).generate(prompts, params("greedy", 4, SHORT))
-    assert differing(found, plain_short("greedy")[:4]) == []
-
-
 @pytest.mark.parametrize("mode", ["chain4", "tree-K4-k3-N16"])
 def test_reported_43_prompts_of_very_different_lengths_share_a_batch(mode: str) -> None:
     held_out = bundle().held_out()
