@@ -73,9 +73,10 @@ class TreeRows:
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What the new rows see of one layer kind: gathered pages [B, n], and the mask, packed (kernels.reference)."""
+    """What new rows see of one layer kind: gathered pages [B, n], the row indices in them [B, S], the packed mask."""
 
     pages_Bn: Tensor
+    row_BS: Tensor
     mask: Tensor
     group: int
 
@@ -157,7 +158,7 @@ class PagedContext:
             )
             mask = additive(self._visible(row_BS, window), self._cache.pools[kind].dtype)
             group = layer.num_heads // layer.num_kv_heads
-            self._views[kind] = View(pages_Bn=pages_Bn, mask=ops.pack_mask(mask, group), group=group)
+            self._views[kind] = View(pages_Bn=pages_Bn, row_BS=row_BS, mask=ops.pack_mask(mask, group), group=group)
         return self._views[kind]
 
     def _visible(self, row_BS: Tensor, window: int | None) -> Tensor:
