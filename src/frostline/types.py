@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Literal
 
 from frostline.errors import ConfigError
@@ -12,6 +14,11 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 # The two layer kinds, each with a KV pool and page table of its own (architecture 4.4).
 Group = Literal["sliding", "full"]
 GROUPS: tuple[Group, Group] = ("sliding", "full")
+
+# Most alternatives that a request may ask for beside each token's own log-probability, as in vLLM.
+MAX_LOGPROBS = 20
+
+Biases = Mapping[int, float] | tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +31,16 @@ class SamplingParams:
     beside the model's own EOS list unless ignore_eos. num_steps: this request's own draft depth, 0 to the engine's;
     None takes the engine's. n: samples of the prompt, which is prefilled once; sample 0 has this seed, the others seeds
     derived from it.
+
+    frequency_penalty, presence_penalty: -2 to 2, taken from a logit per time / once that the output has its token.
+    repetition_penalty: above 0; divides positive and multiplies negative logits of tokens in prompt or output.
+    logit_bias: token id to what is added to its logit, -100 to 100; kept as pairs. min_tokens: EOS and stop tokens
+    cannot be emitted, stop strings not be completed, before this many. allowed_token_ids: nothing else is emitted,
+    EOS included; None allows all. They apply in this order, before the temperature.
+
+    logprobs: log-probabilities of each emitted token and of this many most likely ones, 0 to 20; None gives none. They
+    are the model's own: of its logits before penalties, bias, masks, temperature and filters. prompt_logprobs: the same
+    for every prompt token but the first.
 
     Raises ConfigError for a value out of range.
     """
@@ -41,6 +58,14 @@ class SamplingParams:
     skip_special_tokens: bool = True
     num_steps: int | None = None
     n: int = 1
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Biases | None = None
+    min_tokens: int = 0
+    allowed_token_ids: tuple[int, ...] | list[int] | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -67,6 +92,43 @@ class SamplingParams:
             raise ConfigError(f"num_steps must be 0 (no drafting for this request) or more, got {self.num_steps}")
         if self.n < 1:
             raise ConfigError(f"n must be at least 1 sample, got {self.n}")
+        self._check_logit_rules()
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name)
+            if wanted is not None and not 0 <= wanted <= MAX_LOGPROBS:
+                raise ConfigError(f"{name} must be 0 (the token's own only) to {MAX_LOGPROBS}, got {wanted}")
+
+    def _check_logit_rules(self) -> None:
+        """What changes logits; ids are brought to tuples, so that the parameters stay hashable."""
+        for name in ("frequency_penalty", "presence_penalty"):
+            if not -2.0 <= getattr(self, name) <= 2.0:
+                raise ConfigError(f"{name} must be -2 to 2 (0 is off), got {getattr(self, name)}")
+        if not 0.0 < self.repetition_penalty < float("inf"):
+            raise ConfigError(f"repetition_penalty must be above 0 (1 is off), got {self.repetition_penalty}")
+        object.__setattr__(self, "logit_bias", self.bias_pairs or None)
+        for token, bias in self.bias_pairs:
+            if not isfinite(bias) or abs(bias) > 100.0:
+                raise ConfigError(
+                    f"logit_bias must be -100 to 100, got {bias} for token {token}; to forbid all but some tokens use "
+                    f"allowed_token_ids"
+                )
+        if self.min_tokens < 0 or (self.max_tokens is not None and self.min_tokens > self.max_tokens):
+            raise ConfigError(f"min_tokens must be 0 to max_tokens ({self.max_tokens}), got {self.min_tokens}")
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise ConfigError("allowed_token_ids is empty, so no token could be emitted; leave it out to allow all")
+
+    @property
+    def bias_pairs(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as (token id, bias) pairs in order of ids."""
+        given = self.logit_bias or ()
+        pairs = given.items() if isinstance(given, Mapping) else given
+        return tuple(sorted((int(token), float(bias)) for token, bias in pairs))
+
+    @property
+    def is_penalised(self) -> bool:
+        return bool(self.frequency_penalty or self.presence_penalty) or self.repetition_penalty != 1.0
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -108,10 +170,24 @@ class SpecStats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompletionOutput:
-    """One completion: text without the stop string unless asked for, ids cut at the same place.
+class Logprob:
+    """One token's log-probability under the model. rank: 1 is the best. decoded_token: None without a tokenizer."""
 
-    index: which of the request's samples it is.
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+# At one position: the token that is there, first, and the most likely ones in descending order.
+Logprobs = Mapping[int, Logprob]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletionOutput:
+    """One completion: text without the stop string unless asked for, ids and log-probabilities cut at the same place.
+
+    index: which of the request's samples it is. logprobs: one entry per id, when asked for. cumulative_logprob: the
+    sum over the ids' own.
     """
 
     text: str
@@ -119,11 +195,16 @@ class CompletionOutput:
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     index: int = 0
+    logprobs: tuple[Logprobs, ...] | None = None
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOutput:
-    """One finished request. `seed` is the seed that was used, drawn when the request named none."""
+    """One finished request. `seed` is the seed that was used, drawn when the request named none.
+
+    prompt_logprobs: one entry per prompt token, None for the first, when asked for.
+    """
 
     request_id: str
     prompt: str | None
@@ -131,6 +212,7 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     seed: int
     stats: SpecStats = field(default_factory=SpecStats)
+    prompt_logprobs: tuple[Logprobs | None, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from frostline.model.attention import CausalContext
 from frostline.model.decoder import Decoder
 from frostline.speculative.step import RowInit
 from tests.equality.bundled import ASSISTANT, TARGET
-from tests.sampling.reference import keep, noise
+from tests.sampling.reference import keep, noise, processed
 
 _EPS = 1e-6
 
@@ -51,12 +51,16 @@ class Known:
 
 @dataclass(frozen=True)
 class Node:
-    """A frontier node: its place among the candidates (-1: the root), token, hidden [E], cumulative score."""
+    """A frontier node: its place among the candidates (-1: the root), token, hidden [E], cumulative score.
+
+    path: the tokens drafted above it, its own included.
+    """
 
     place: int
     token: int
     hidden: Tensor
     score: float
+    path: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Candidate:
     score: float
     token: int
     parent: int
+    path: tuple[int, ...]
 
 
 class ReferenceDrafter:
@@ -96,18 +101,18 @@ class ReferenceDrafter:
     @torch.inference_mode()
     def draft(self, known: Known, place: int, shape: Shape, init: RowInit) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(tokens, parents) of the nodes at `P = place`, the bonus token first."""
-        root = Node(place=-1, token=known.tokens[place], hidden=known.hidden[place - 1], score=0.0)
+        root = Node(place=-1, token=known.tokens[place], hidden=known.hidden[place - 1], score=0.0, path=())
         frontier, candidates = [root], list[Candidate]()
         for depth in range(shape.steps):
             scored, following = self._children(known, place, depth, frontier, shape, init)
             level: list[tuple[int, Candidate, Tensor]] = []
             for node, children, hidden in zip(frontier, scored, following, strict=True):
                 for score, token in children[: shape.topk]:
-                    candidate = Candidate(score=node.score + score, token=token, parent=node.place)
+                    candidate = Candidate(node.score + score, token, node.place, path=(*node.path, token))
                     level.append((len(candidates), candidate, hidden))
                     candidates.append(candidate)
             best = sorted(level, key=lambda entry: (-entry[1].score, entry[0]))[: shape.topk]
-            frontier = [Node(place=n, token=c.token, hidden=h, score=c.score) for n, c, h in best]
+            frontier = [Node(place=n, token=c.token, hidden=h, score=c.score, path=c.path) for n, c, h in best]
         chosen = sorted(sorted(range(len(candidates)), key=lambda n: (-candidates[n].score, n))[: shape.width - 1])
         node_of = {-1: 0} | {place: number for number, place in enumerate(chosen, start=1)}
         tokens = (root.token, *(candidates[n].token for n in chosen))
@@ -123,7 +128,11 @@ class ReferenceDrafter:
         for number, kind in enumerate(self._text["layer_types"]):
             x = self._layer(x, number, kind, known, place, place + shape.offset)
         u = _norm(x, self._weights["model.norm.weight"])
-        scored = [self._scores(row, place + depth + 1, shape, init) for row in u]
+        output = known.tokens[init.prompt_len : place + 1]
+        scored = [
+            self._scores(row, place + depth + 1, shape, init, (*output, *node.path))
+            for row, node in zip(u, frontier, strict=True)
+        ]
         return scored, u @ self._weights["post_projection.weight"].T
 
     def _layer(self, x: Tensor, number: int, kind: str, known: Known, place: int, position: int) -> Tensor:
@@ -152,12 +161,19 @@ class ReferenceDrafter:
         low, high = q_FHd.chunk(2, dim=-1)
         return q_FHd * angle.cos() + torch.cat((-high, low), dim=-1) * angle.sin()
 
-    def _scores(self, u_d: Tensor, position: int, shape: Shape, init: RowInit) -> list[tuple[float, int]]:
-        """Candidates of one node, best first, with their log scores under the rule of architecture 4.3."""
+    def _scores(
+        self, u_d: Tensor, position: int, shape: Shape, init: RowInit, output: Sequence[int]
+    ) -> list[tuple[float, int]]:
+        """Candidates of one node, best first, with their log scores under the rule of architecture 4.3.
+
+        output: what the request has emitted when this node's child is chosen, the node's own path included.
+        """
         centroid = (self._weights["masked_embedding.centroids.weight"] @ u_d).tolist()
         best = sorted(range(self._centroids), key=lambda c: -centroid[c])[: self._top_centroids]
         tokens = self._weights["masked_embedding.token_ordering"].view(self._centroids, -1)[best].flatten().tolist()
         score = (self._weights["model.embed_tokens.weight"][tokens] @ u_d).tolist()
+        if init.rules is not None:
+            score = processed(score, init.rules, output, position, tokens)
         if init.temperature > 0 and shape.coupled:
             tempered = [value / init.temperature for value in score]
             kept = keep(tempered, init.top_k, init.top_p, init.min_p)
@@ -166,6 +182,8 @@ class ReferenceDrafter:
                 for n, value in enumerate(tempered)
             ]
         highest = max(score)
+        if highest == -math.inf:  # all candidates are masked
+            return [(-math.inf, token) for token in tokens[:8]]
         total = highest + math.log(math.fsum(math.exp(value - highest) for value in score))
         order = sorted(range(len(score)), key=lambda n: (-score[n], n))[:8]
         return [(score[n] - total, tokens[n]) for n in order]

@@ -20,6 +20,7 @@ from frostline.speculative import draft as drafting
 from frostline.speculative.scoring import Scorer
 from tests.equality.bundled import bundle, report, sampled, told
 from tests.equality.drafter import ReferenceDrafter, Shape, accepted_of
+from tests.equality.options import option_rows
 from tests.equality.recording import RecordingExecutor, Track
 
 CHAIN = SpeculativeConfig(num_steps=4)
@@ -257,6 +258,17 @@ def test_the_oracle_tells_a_draft_without_noise(reference: ReferenceDrafter, mon
         drafting, "Scorer", type("Mute", (Scorer,), {"__init__": lambda self, *a, **k: init(self, *a, noisy=False)})
     )
     assert mistakes(reference, run(CHAIN, picked, rows, batch=2)[1])[1] != []
+
+
+@pytest.mark.parametrize("rule", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["chain", "tree"])
+def test_drafts_follow_the_options_that_change_logits(reference: ReferenceDrafter, name: str, rule: float) -> None:
+    """Each node sees its own path, and positions decide what is masked, in drafts as in verification."""
+    rows = option_rows(rule, 12)
+    outputs, tracks = run(SHAPES[name], prompts(len(rows)), rows, batch=5)
+    looked, wrong = mistakes(reference, tracks)
+    assert wrong == [], wrong[:3]
+    assert looked == sum(output.stats.iterations for output in outputs) > 30
 
 
 # --------------------------------------------------------------------------------------------- make prove

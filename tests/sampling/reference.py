@@ -1,12 +1,15 @@
-"""From-scratch twins of the sampling rule: Python integers, floats and loops, one row at a time, no project code."""
+"""From-scratch twins of the sampling rule: Python numbers and loops, one row at a time; of ours only values."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from scipy.stats import chisquare
+
+from frostline.runner.rules import LogitRules
 
 WORD = 0xFFFFFFFF
 
@@ -30,6 +33,26 @@ def bits(seed: int, position: int, token: int) -> int:
 def noise(seed: int, position: int, token: int) -> float:
     uniform = ((bits(seed, position, token) >> 9) + 0.5) / 2**23
     return -math.log(-math.log(uniform))
+
+
+def processed(
+    logits: Sequence[float], rules: LogitRules, output: Sequence[int], position: int, tokens: Sequence[int]
+) -> list[float]:
+    """vLLM's penalties, biases and masks in their order, for one row, given every token of the output so far.
+
+    tokens: what the logits are of.
+    """
+    bias, earliest, counts, prompt = dict(rules.bias), dict(rules.earliest), Counter(output), set(rules.prompt_ids)
+    found = []
+    for token, value in zip(tokens, logits, strict=True):
+        if token in prompt or token in counts:
+            value = value / rules.repetition if value > 0 else value * rules.repetition
+        value -= rules.frequency * counts[token]
+        value -= rules.presence if counts[token] else 0.0
+        value += bias.get(token, 0.0)
+        allowed = rules.allowed is None or token in rules.allowed
+        found.append(value if allowed and position >= earliest.get(token, 0) else -math.inf)
+    return found
 
 
 def keep(tempered: Sequence[float], top_k: int, top_p: float, min_p: float) -> set[int]:

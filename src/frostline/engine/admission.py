@@ -59,6 +59,8 @@ class Limits:
             )
         self._check_ids(prompt_ids, "the prompt")
         self._check_ids(params.stop_token_ids, "stop_token_ids")
+        self._check_ids(params.allowed_token_ids or (), "allowed_token_ids")
+        self._check_ids([token for token, _ in params.bias_pairs], "logit_bias")
         depth = self.max_steps if params.num_steps is None else params.num_steps
         if depth > self.max_steps:
             raise RequestError(

@@ -19,6 +19,7 @@ from frostline.engine.loop import Loop, OverlapLoop, SyncLoop
 from frostline.engine.planner import Planner
 from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
+from frostline.engine.rules import logit_rules
 from frostline.engine.scheduler import Scheduler
 from frostline.engine.stats import EngineStats
 from frostline.errors import ConfigError, RequestError
@@ -31,8 +32,8 @@ from frostline.types import SamplingParams
 class Engine:
     """speculative: at most as wide as the executor's verify_width. offset: the pair's own, for draft_position "auto".
 
-    admission, turn: shared by engines on one device side: they cannot give out one page twice, and work one at a time.
-    watch: is told of every tick and its parts.
+    suppress_token_ids: never emitted, whoever asks. admission, turn: shared by engines on one device side: they cannot
+    give out one page twice, and work one at a time. watch: is told of every tick and its parts.
     Raises ConfigError when `speculative` is wider than the executor.
     """
 
@@ -46,6 +47,7 @@ class Engine:
         eos_token_ids: Collection[int],
         vocab_size: int | None,
         offset: DraftOffset,
+        suppress_token_ids: Collection[int] = (),
         admission: Admission | None = None,
         watch: Watch = unwatched,
         turn: OneAtATime | None = None,
@@ -60,6 +62,7 @@ class Engine:
         self.config = config
         self._decoder = decoder
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._suppress_token_ids = frozenset(suppress_token_ids)
         self._offset = offset
         self._watch = watch
         self._limits = Limits.of(executor, max_steps=speculative.num_steps, vocab_size=vocab_size)
@@ -93,6 +96,7 @@ class Engine:
             eos_token_ids=self._eos_token_ids,
             vocab_size=self._limits.vocab_size,
             offset=self._offset,
+            suppress_token_ids=self._suppress_token_ids,
             admission=self._admission,
             watch=watch or self._watch,
             turn=self._turn,
@@ -124,6 +128,13 @@ class Engine:
             max_new_tokens=max_new_tokens,
             depth=depth,
             rules=self._finish_rules(params, max_new_tokens),
+            logit_rules=logit_rules(
+                params,
+                prompt_ids,
+                eos_token_ids=self._eos_token_ids,
+                suppress_token_ids=self._suppress_token_ids,
+                vocab_size=self._limits.vocab_size,
+            ),
             prompt=prompt,
         )
 
@@ -184,6 +195,7 @@ class Engine:
             max_new_tokens=first.max_new_tokens,
             depth=first.depth,
             rules=self._finish_rules(first.params, first.max_new_tokens),
+            logit_rules=first.logit_rules,
             prompt=first.prompt,
             parent=first,
         )

@@ -43,7 +43,11 @@ class Cut:
 
 
 class FinishRules:
-    """The criteria of one request, with the state that matching stop strings needs between runs."""
+    """The criteria of one request, with the state that matching stop strings needs between runs.
+
+    Before min_tokens nothing but the length ends it: the device emits no EOS and no stop token, and a stop string
+    that is complete by then is passed over.
+    """
 
     def __init__(
         self,
@@ -74,12 +78,12 @@ class FinishRules:
 
     def cut(self, run: Sequence[int], *, emitted: int) -> Cut:
         """The end of the request inside `run`, whose first token is number `emitted`, or the whole run."""
-        candidates = [self._cut_by_token(run), self._cut_by_length(run, emitted)]
+        candidates = [self._cut_by_token(run, emitted), self._cut_by_length(run, emitted)]
         whole = Cut(length=len(run))
         # min() keeps the first of equal lengths, which is the order of precedence.
         cut = min((c for c in candidates if c is not None), key=lambda c: c.length, default=whole)
         # Text is fed up to the cut and no further, so a stop string found there is at or before it.
-        by_string = self._stop_text.cut(run[: cut.length]) if self._stop_text is not None else None
+        by_string = self._stop_text.cut(run[: cut.length], emitted) if self._stop_text is not None else None
         return cut if by_string is None else by_string
 
     def text(self, output_ids: Sequence[int], finish: Finish) -> str:
@@ -91,8 +95,10 @@ class FinishRules:
         ids = output_ids[:-1] if finish.hides_last else output_ids
         return self._decoder.decode(ids, skip_special_tokens=self._params.skip_special_tokens)
 
-    def _cut_by_token(self, run: Sequence[int]) -> Cut | None:
+    def _cut_by_token(self, run: Sequence[int], emitted: int) -> Cut | None:
         for index, token in enumerate(run):
+            if emitted + index < self._params.min_tokens:
+                continue
             if token in self._eos or token in self._stop_ids:
                 reason = None if token in self._eos else token
                 hides = not self._params.include_stop_str_in_output
@@ -110,12 +116,14 @@ class _StopText:
     def __init__(self, decoder: TokenDecoder, params: SamplingParams) -> None:
         self._detokenizer = IncrementalDetokenizer(decoder, skip_special_tokens=params.skip_special_tokens)
         self._matcher = StopMatcher(params.stop_strings)
+        self._min_tokens = params.min_tokens
         self._include = params.include_stop_str_in_output
         self.pieces: list[str] = []
 
-    def cut(self, run: Sequence[int]) -> Cut | None:
+    def cut(self, run: Sequence[int], emitted: int) -> Cut | None:
         for index, token in enumerate(run):
-            certain, stop = self._matcher.feed(self._detokenizer.push(token))
+            may_end = emitted + index >= self._min_tokens
+            certain, stop = self._matcher.feed(self._detokenizer.push(token), match=may_end)
             self.pieces.append(certain)
             if stop is not None:
                 text = "".join(self.pieces) + (stop if self._include else "")

@@ -5,13 +5,14 @@ Knows sampling parameters and own depths; nothing of pages, tokens or tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from frostline.config import SpeculativeConfig, tree_capacity
 from frostline.engine.alarm import AcceptanceAlarm
 from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
+from frostline.runner.rules import RuleFeatures
 from frostline.speculative.plan import Plan
 from frostline.speculative.step import RunResult
 from frostline.types import SamplingParams
@@ -51,6 +52,7 @@ class Planner:
             sampled=any(request.params.is_sampled for request in everyone),
             filtered=any(request.params.is_filtered for request in everyone),
             max_top_k=_max_top_k([request.params for request in everyone if request.params.is_sampled]),
+            rules=_rules(everyone),
             coupled=config.draft_sampling == "coupled",
             draft_offset=self.offset.next() if steps else 0,
         )
@@ -63,6 +65,15 @@ class Planner:
             self.offset.record(plan.draft_offset, offered=sum(run.drafted for run in finite), accepted=accepted)
             drafted = [run for run in finite if run.drafted]
             self.alarm.record(offered=len(drafted), accepted=sum(len(run.tokens) > 1 for run in drafted))
+
+
+def _rules(requests: Iterable[Request]) -> RuleFeatures:
+    """What the rows' next tokens need; what the host knows lags, so a mask may be kept a little longer than needed."""
+    features = RuleFeatures()
+    for request in requests:
+        if request.logit_rules is not None:
+            features |= request.logit_rules.features_at(request.known)
+    return features
 
 
 def _max_top_k(sampled: Sequence[SamplingParams]) -> int:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 from frostline.engine.counters import SpecCounter
 from frostline.engine.finish import NAN_LOGITS, Finish, FinishRules
+from frostline.runner.rules import LogitRules
 from frostline.types import CompletionOutput, Group, RequestOutput, SamplingParams
 
 
 @dataclass(kw_only=True, eq=False)
 class Request:
-    """Fixed at arrival: everything up to `rules`. max_new_tokens: after the cap by the context. depth: own draft depth.
+    """Fixed on arrival: all up to `prompt`. max_new_tokens: after the cap by the context. depth: own draft depth.
 
     parent: sample 0 of the same prompt, for its other samples.
     row: 0 while waiting and again once finished. pages: what the request holds, by layer group, in table order.
@@ -30,6 +31,7 @@ class Request:
     max_new_tokens: int
     depth: int
     rules: FinishRules
+    logit_rules: LogitRules | None = None
     prompt: str | None = None
     parent: Request | None = None
 

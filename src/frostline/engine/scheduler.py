@@ -17,6 +17,7 @@ from frostline.engine.admission import Admission
 from frostline.engine.finish import Finish
 from frostline.engine.planner import Planner
 from frostline.engine.request import Request
+from frostline.engine.rules import resumed
 from frostline.engine.stats import EngineCounters
 from frostline.speculative.step import PageGrowth, PrefillChunk, RowInit, Step, StepResult
 
@@ -180,4 +181,5 @@ def _row_init(request: Request) -> RowInit:
         top_p=params.top_p,
         min_p=params.min_p,
         depth=request.depth,
+        rules=resumed(request.logit_rules, request.output_ids),
     )

@@ -14,14 +14,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from frostline.runner.processing import RuleState
+from frostline.runner.rules import LogitRules, RuleFeatures
 from frostline.runner.sampling import SamplingRows
 from frostline.runner.transfer import to_device
 from frostline.types import Group
 
+NO_RULES = RuleFeatures()
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowValues:
-    """What a request brings when it is admitted to a row: its sampling and its own draft depth."""
+    """What a request brings when it is admitted to a row: its sampling, its own draft depth, its rules for logits."""
 
     row: int
     temperature: float
@@ -30,12 +34,14 @@ class RowValues:
     min_p: float
     seed: int
     depth: int
+    rules: LogitRules | None = None
 
 
 class Rows:
     """length [R] is `P`; bonus [R] and hidden [R, D] are the seed; depth [R] is a row's own draft depth.
 
-    tables[group] [R, n] are page tables; sampling_rows are the sampling parameters of every row.
+    tables[group] [R, n] are page tables; sampling_rows are the sampling parameters of every row; rules are penalties,
+    biases and masks, which only batches with such a request read and write.
     """
 
     def __init__(
@@ -47,9 +53,10 @@ class Rows:
         hidden: Tensor,
         tables: Mapping[Group, Tensor],
         sampling_rows: SamplingRows,
+        rules: RuleState,
     ) -> None:
         self.length, self.bonus, self.depth, self.hidden = length, bonus, depth, hidden
-        self.tables, self.sampling_rows = tables, sampling_rows
+        self.tables, self.sampling_rows, self.rules = tables, sampling_rows, rules
         self.device = length.device
 
     @classmethod
@@ -58,6 +65,7 @@ class Rows:
         num_rows: int,
         *,
         hidden_size: int,
+        vocab_size: int,
         table_width: int,
         groups: Sequence[Group],
         dtype: torch.dtype,
@@ -79,17 +87,20 @@ class Rows:
             hidden=torch.zeros(num_rows, hidden_size, dtype=dtype, device=device),
             tables={group: ints(table_width) for group in groups},
             sampling_rows=SamplingRows(temperature=floats(), top_k=ints(), top_p=floats(), min_p=floats(), seed=ints()),
+            rules=RuleState(num_rows=num_rows, vocab_size=vocab_size, dtype=wide, device=device),
         )
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All state, flat."""
+    def tensors(self, features: RuleFeatures = NO_RULES) -> tuple[Tensor, ...]:
+        """All state of a batch with these features, flat."""
         s = self.sampling_rows
         sampling = s.temperature, s.top_k, s.top_p, s.min_p, s.seed
-        return self.length, self.bonus, self.depth, self.hidden, *sampling, *self.tables.values()
+        always = self.length, self.bonus, self.depth, self.hidden, *sampling, *self.tables.values()
+        return *always, *self.rules.tensors(features)
 
-    def over(self, tensors: Sequence[Tensor]) -> Rows:
+    def over(self, tensors: Sequence[Tensor], features: RuleFeatures = NO_RULES) -> Rows:
         """Rows of the same shape over other tensors: how a recording takes its state as arguments."""
-        length, bonus, depth, hidden, temperature, top_k, top_p, min_p, seed, *tables = tensors
+        length, bonus, depth, hidden, temperature, top_k, top_p, min_p, seed, *rest = tensors
+        tables, rules = rest[: len(self.tables)], rest[len(self.tables) :]
         return Rows(
             length=length,
             bonus=bonus,
@@ -97,6 +108,7 @@ class Rows:
             hidden=hidden,
             tables=dict(zip(self.tables, tables, strict=True)),
             sampling_rows=SamplingRows(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+            rules=self.rules.over(features, rules),
         )
 
     def index(self, rows: Sequence[int]) -> Tensor:
@@ -119,6 +131,8 @@ class Rows:
             (sampling.seed, [v.seed for v in values]),
         ):
             field.index_copy_(0, at, to_device(column, dtype=field.dtype, device=self.device))
+        for value in values:
+            self.rules.admit(value.row, value.rules)
 
     def grow(self, group: Group, row: int, start: int, pages: Sequence[int]) -> None:
         """Append pages to a row's table."""

@@ -4,7 +4,7 @@ The drafter reads the target's rows `[0, P)` from one constant position and writ
 target's own sampling rule with the target's own noise (architecture 4.3), so at a temperature above 0 the children of a
 node are the best of its perturbed logits; nothing here can change what is emitted, only how much an iteration emits.
 
-B requests, F frontier nodes, k children, C candidate tokens, M scored nodes, E backbone width.
+B requests, F frontier nodes, A tokens of a path, k children, C candidate tokens, M scored nodes, E backbone width.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from frostline.cache.pool import KVCache
 from frostline.model.assistant import Assistant
 from frostline.model.attention import FrozenContext
 from frostline.model.decoder import Decoder
+from frostline.runner.processing import Paths
 from frostline.runner.rows import Rows
 from frostline.runner.sampling import choose
 from frostline.speculative.pair import Pair
@@ -67,12 +68,17 @@ class _Drafter:
         self._target, self._assistant, self._context = target, assistant, context
         self._scorer, self._length_B1 = scorer, length_B.unsqueeze(1)
 
-    def __call__(self, depth: int, token_BF: Tensor, hidden_BFE: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Children of the frontier nodes at `depth`: (scores [B * F, C], token ids or None, next hidden [B, F, E])."""
-        u, hidden = self._assistant.step(self._target.embed(token_BF), hidden_BFE, self._context)
+    def __call__(self, depth: int, token_BFA: Tensor, hidden_BFE: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Children of the frontier nodes at `depth`: (scores [B * F, C], token ids or None, next hidden [B, F, E]).
+
+        token_BFA: the tokens of each node's path, the root first and the node itself last.
+        """
+        u, hidden = self._assistant.step(self._target.embed(token_BFA[:, :, -1]), hidden_BFE, self._context)
         found = self._assistant.head(u.flatten(0, 1))
-        position_BF = (self._length_B1 + depth).expand(-1, int(token_BF.shape[1]))
-        return self._scorer(found.logits, position_BF, found.token_ids), found.token_ids, hidden
+        position_BF = (self._length_B1 + depth).expand(-1, int(token_BFA.shape[1]))
+        drafted = token_BFA[:, :, 1:]
+        paths = Paths(token=drafted, counts=torch.ones_like(drafted, dtype=torch.bool)) if depth else None
+        return self._scorer(found.logits, position_BF, found.token_ids, paths), found.token_ids, hidden
 
 
 def _named(index: Tensor, token_ids: Tensor | None) -> Tensor:
@@ -80,12 +86,11 @@ def _named(index: Tensor, token_ids: Tensor | None) -> Tensor:
 
 
 def _chain(drafter: _Drafter, bonus_B: Tensor, hidden_B1E: Tensor, plan: Plan) -> DraftTree:
-    token_B1, drafts = bonus_B.unsqueeze(1), []
+    path_BA = bonus_B.unsqueeze(1)
     for depth in range(plan.num_steps):
-        scores, ids, hidden_B1E = drafter(depth, token_B1, hidden_B1E)
-        token_B1 = _named(choose(scores).unsqueeze(1), ids)
-        drafts.append(token_B1)
-    return chain(bonus_B, torch.cat(drafts, dim=1))
+        scores, ids, hidden_B1E = drafter(depth, path_BA.unsqueeze(1), hidden_B1E)
+        path_BA = torch.cat((path_BA, _named(choose(scores).unsqueeze(1), ids)), dim=1)
+    return chain(bonus_B, path_BA[:, 1:])
 
 
 def _tree(drafter: _Drafter, bonus_B: Tensor, hidden_B1E: Tensor, plan: Plan) -> DraftTree:
@@ -95,15 +100,19 @@ def _tree(drafter: _Drafter, bonus_B: Tensor, hidden_B1E: Tensor, plan: Plan) ->
     it never exceeds its parent's, so a kept node's ancestors are kept too.
     """
     k, batch = plan.topk, len(bonus_B)
-    token, hidden = bonus_B.unsqueeze(1), hidden_B1E
-    score = torch.zeros_like(token, dtype=torch.float64)
-    index = torch.full_like(token, -1)
+    path, hidden = bonus_B[:, None, None], hidden_B1E
+    score = torch.zeros_like(path[:, 0], dtype=torch.float64)
+    index = torch.full_like(path[:, 0], -1)
     tokens, cumulative, parents, depths = [], [], [], []
     offset = 0
     for depth in range(plan.num_steps):
-        width = int(token.shape[1])
-        raw, ids, next_hidden = drafter(depth, token, hidden)
-        value, child = top_children(raw.log_softmax(-1), k)
+        width = int(path.shape[1])
+        raw, ids, next_hidden = drafter(depth, path, hidden)
+        log_score = raw.log_softmax(-1)
+        if plan.rules.masks:
+            # A head that gives few candidates may have all of them masked, and log_softmax over -inf alone is NaN.
+            log_score = log_score.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        value, child = top_children(log_score, k)
         child_score = (score.unsqueeze(2) + value.view(batch, width, k)).flatten(1)
         child_token = _named(child, ids).view(batch, width * k)
         tokens.append(child_token)
@@ -113,8 +122,9 @@ def _tree(drafter: _Drafter, bonus_B: Tensor, hidden_B1E: Tensor, plan: Plan) ->
         if depth + 1 == plan.num_steps:
             break
         score, best = top_children(child_score, k)
-        token = child_token.gather(1, best)
+        token = child_token.gather(1, best).unsqueeze(2)
         origin = best.div(k, rounding_mode="floor").unsqueeze(2)
+        path = torch.cat((path.gather(1, origin.expand(-1, -1, depth + 1)), token), dim=2)
         hidden = next_hidden.gather(1, origin.expand(-1, -1, int(next_hidden.shape[2])))
         index = best + offset
         offset += width * k

@@ -96,6 +96,7 @@ class DeviceExecutor:
         self._rows = Rows.empty(
             self.num_rows,
             hidden_size=self.spec.hidden_size,
+            vocab_size=self.spec.vocab_size,
             table_width=table_width,
             groups=tuple(layouts),
             dtype=dtype,
@@ -140,6 +141,7 @@ class DeviceExecutor:
                         min_p=init.min_p,
                         seed=init.seed,
                         depth=init.depth,
+                        rules=init.rules,
                     )
                     for init in step.inits
                 ]
@@ -180,10 +182,11 @@ class DeviceExecutor:
         rows_B = self._rows.index([*rows, *[0] * (self._graphs.batch(len(rows)) - len(rows))])
         # A bound past a table's end reads its last page again, under the mask.
         bound = self._graphs.bound(kv_bound)
-        row_state, cached = self._rows.tensors(), self._cache.tensors()
+        row_state, cached = self._rows.tensors(plan.rules), self._cache.tensors()
 
         def function(rows_B: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-            rows, cache = self._rows.over(state[: len(row_state)]), self._cache.over(state[len(row_state) :])
+            rows = self._rows.over(state[: len(row_state)], plan.rules)
+            cache = self._cache.over(state[len(row_state) :])
             return iterate(self.pair, cache, rows, rows_B, plan, bound).tensors()
 
         return Run.of(self._graphs.run((len(rows_B), plan, bound), function, rows_B, (*row_state, *cached)))
@@ -212,6 +215,10 @@ class DeviceExecutor:
         scores = Scorer(self._rows, rows_B, plan)(target.logits(hidden_BD), (end_B - 1).unsqueeze(1))
         token_B = choose(scores)
         self._rows.seed(rows_B, end_B, token_B, hidden_BD)
+        if plan.rules.penalties:
+            # What a chunk inside a prompt seems to be followed by is nobody's token.
+            last_B1 = self._rows.index([chunk.last for chunk in chunks]).bool().unsqueeze(1)
+            self._rows.rules.count(rows_B, token_B.unsqueeze(1), last_B1)
         return _Seeds(chunks=chunks, results=Results(token_B, hidden_BD.isfinite().all(1)))
 
     def _results(self, run: Run) -> Results:

@@ -24,7 +24,7 @@ from frostline.speculative.accept import accept_walk
 from frostline.speculative.draft import draft
 from frostline.speculative.pair import Pair
 from frostline.speculative.plan import Plan
-from frostline.speculative.scoring import Scorer
+from frostline.speculative.scoring import Scorer, paths_of
 from frostline.speculative.tree import DraftTree
 from frostline.types import Group
 
@@ -70,6 +70,9 @@ def iterate(pair: Pair, cache: KVCache, rows: Rows, rows_B: Tensor, plan: Plan, 
     with spec_stage_span("seed", device):
         tokens_BK = choice_BN.gather(1, path_BK)
         accepted_B1 = accepted_B.unsqueeze(1)
+        if plan.rules.penalties:
+            depth_K = torch.arange(int(path_BK.shape[1]), device=path_BK.device)
+            rows.rules.count(rows_B, tokens_BK, depth_K <= accepted_B1)
         path_hidden = hidden_BND.gather(1, path_BK.unsqueeze(2).expand(-1, -1, int(hidden_BND.shape[2])))
         # The path is padded with its last node, so its last row is the last accepted one.
         rows.seed(rows_B, length_B + accepted_B + 1, tokens_BK.gather(1, accepted_B1).squeeze(1), path_hidden[:, -1])
@@ -104,7 +107,8 @@ def _verify(
         tree=None if plan.is_chain else TreeRows(depth_BN=tree.depth_BN, ancestors_BN=tree.ancestors_BN),
     )
     hidden = target(tree.token_BN, context)
-    scores = Scorer(rows, rows_B, plan)(target.logits(hidden).flatten(0, 1), context.positions_BQ)
+    paths = paths_of(tree) if plan.rules.penalties else None
+    scores = Scorer(rows, rows_B, plan)(target.logits(hidden).flatten(0, 1), context.positions_BQ, paths=paths)
     return hidden, choose(scores).view(-1, width)
 
 

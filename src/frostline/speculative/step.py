@@ -10,13 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from frostline.runner.rules import LogitRules
 from frostline.speculative.plan import Plan
 from frostline.types import Group
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowInit:
-    """Admission of a request into a device row; row 0 is padding and never admitted. `depth`: the row's own depth."""
+    """Admission of a request into a device row; row 0 is padding and never admitted.
+
+    depth: the row's own depth. rules: what its options do to logits, None when they do nothing.
+    """
 
     row: int
     prompt_len: int
@@ -26,6 +30,7 @@ class RowInit:
     top_p: float
     min_p: float
     depth: int
+    rules: LogitRules | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

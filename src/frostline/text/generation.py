@@ -1,4 +1,4 @@
-"""What a checkpoint's generation_config.json says: where text ends and how to sample by default.
+"""What a checkpoint's generation_config.json says: where text ends, what is never emitted, how to sample by default.
 
 Knows that one file; config.json has its own reader, and its end-of-text ids are only the fallback of these.
 """
@@ -19,9 +19,13 @@ FILE = "generation_config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationDefaults:
-    """eos_token_ids: empty when the file names none. sampling: what a request without parameters gets."""
+    """eos_token_ids: empty when the file names none. suppress_token_ids: tokens that are never emitted.
+
+    sampling: what a request without parameters gets.
+    """
 
     eos_token_ids: tuple[int, ...] = ()
+    suppress_token_ids: tuple[int, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
 
     @classmethod
@@ -50,7 +54,13 @@ class GenerationDefaults:
             given = {"temperature": 0.0}
         if values.get("max_new_tokens") is not None:
             given["max_tokens"] = int(values["max_new_tokens"])
-        return cls(eos_token_ids=_ids(values.get("eos_token_id")), sampling=SamplingParams(**given))
+        if values.get("repetition_penalty") is not None:
+            given["repetition_penalty"] = float(values["repetition_penalty"])
+        return cls(
+            eos_token_ids=_ids(values.get("eos_token_id")),
+            suppress_token_ids=_ids(values.get("suppress_tokens")),
+            sampling=SamplingParams(**given),
+        )
 
 
 def _ids(value: Any) -> tuple[int, ...]:

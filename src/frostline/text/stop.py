@@ -17,16 +17,17 @@ class StopMatcher:
         self._stops = sorted(stops, key=len, reverse=True)
         self.held = ""
 
-    def feed(self, piece: str) -> tuple[str, str | None]:
-        """Text that is now certain, and the stop string that was completed, if any.
+    def feed(self, piece: str, *, match: bool = True) -> tuple[str, str | None]:
+        """Text that is now certain, and the stop string that was completed, if any. match False: none may be yet.
 
         With a match the certain text ends where the stop string begins. Text before it has been returned already or is
         returned now: it is never part of a stop string that follows.
         """
         window = self.held + piece
         best_end, best = len(window) + 1, None
-        for stop in self._stops:
-            at = window.find(stop)
+        for stop in self._stops if match else ():
+            # It must end in the new piece: one that was complete when nothing matched is passed over for good.
+            at = window.find(stop, max(0, len(self.held) - len(stop) + 1))
             if at >= 0 and at + len(stop) < best_end:
                 best_end, best = at + len(stop), stop
         if best is not None:
