@@ -80,6 +80,13 @@ def test_generation_config(tmp_path: Path) -> None:
     loaded = GenerationDefaults.load(tmp_path)
     assert loaded.eos_token_ids == (1,)
     assert loaded.sampling == SamplingParams(temperature=0.0, max_tokens=9)
+    assert loaded.suppress_token_ids == ()
+    # As the released 12B has it; a repetition penalty holds for greedy text too.
+    more = {"suppress_tokens": [258883, 258882], "repetition_penalty": 1.1, "do_sample": False}
+    file.write_text(json.dumps(more))
+    loaded = GenerationDefaults.load(tmp_path)
+    assert loaded.suppress_token_ids == (258883, 258882)
+    assert loaded.sampling == SamplingParams(temperature=0.0, repetition_penalty=1.1)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"top_p": 0}', '{"temperature": "hot"}', '{"eos_token_id": "x"}'])

@@ -15,6 +15,7 @@ import typer
 
 from frostline.cli.dialects import Speculation, SpeculationArgs, resolve_speculation
 from frostline.config import DraftPosition, DraftSampling
+from frostline.errors import ConfigError
 from frostline.types import SamplingParams
 
 DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
@@ -141,6 +142,25 @@ class SamplingOptions:
     stop: Annotated[
         list[str] | None, _option(_SAMPLING, "--stop", "Text that ends the output; may be repeated.", "TEXT")
     ] = None
+    min_tokens: Annotated[
+        int, _option(_SAMPLING, "--min-tokens", "New tokens before EOS, a stop token or a stop text can end it.")
+    ] = 0
+    frequency_penalty: Annotated[
+        float, _option(_SAMPLING, "--frequency-penalty", "Taken from a logit for each time it was emitted, -2 to 2.")
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, _option(_SAMPLING, "--presence-penalty", "Taken from a logit once it was emitted, -2 to 2.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, _option(_SAMPLING, "--repetition-penalty", "Above 1 makes tokens of prompt and output less likely.")
+    ] = 1.0
+    logit_bias: Annotated[
+        list[str] | None,
+        _option(_SAMPLING, "--logit-bias", "Added to a token's logit, -100 to 100; may be repeated.", "ID=BIAS"),
+    ] = None
+    allowed_token_ids: Annotated[
+        list[int] | None, _option(_SAMPLING, "--allowed-token-id", "Emit only this token; may be repeated.", "ID")
+    ] = None
 
     def params(self, *, ignore_eos: bool = False) -> SamplingParams:
         """Raises ConfigError for a value out of range."""
@@ -153,11 +173,25 @@ class SamplingOptions:
             max_tokens=self.max_tokens,
             stop=tuple(self.stop or ()),
             ignore_eos=ignore_eos,
+            min_tokens=self.min_tokens,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=dict(_bias(given) for given in self.logit_bias or ()),
+            allowed_token_ids=self.allowed_token_ids,
         )
 
     def seeded(self, seed: int) -> SamplingOptions:
         """The same with this seed where the user gave none: runs that are compared must share one."""
         return self if self.seed is not None else replace(self, seed=seed)
+
+
+def _bias(given: str) -> tuple[int, float]:
+    token, _, bias = given.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise ConfigError(f"--logit-bias takes a token id and a number, such as 106=-2.5; got {given!r}") from None
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

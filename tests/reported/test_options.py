@@ -1,0 +1,75 @@
+"""Request options under speculation that failed elsewhere, on the bundled pair in float64. Numbers are reported faults."""
+
+from __future__ import annotations
+
+import pytest
+
+from frostline import RequestOutput, SamplingParams, SpeculativeConfig
+from tests.equality.bundled import PLAIN, accept_length, bundle
+from tests.equality.options import emitted
+
+MODES = {
+    "plain": PLAIN,
+    "chain": SpeculativeConfig(num_steps=4),
+    "tree": SpeculativeConfig(num_steps=3, topk=3, num_draft_tokens=12),
+}
+
+
+def run(mode: str, params: list[SamplingParams]) -> list[RequestOutput]:
+    prompts = [prompt.ids for prompt in bundle().held_out()[: len(params)]]
+    return bundle().llm(MODES[mode], batch=len(params), context=256).generate(prompts, params)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reported_12_a_stop_that_unusual_tokens_spell_ends_the_text(mode: str) -> None:
+    """A bias forces single characters, which no tokenizer would choose; the stop string is what they spell."""
+    tokenizer = bundle().tokenizer
+    characters = [token for (token,) in (tokenizer.encode(c, add_bos=False) for c in "<END>")]
+    forced = {
+        "temperature": 1.0,
+        "seed": 3,
+        "max_tokens": 8,
+        "logit_bias": dict.fromkeys(characters, 100.0),
+        "presence_penalty": 2.0,
+    }
+    (free,) = run("plain", [SamplingParams(**forced)])
+    text = free.outputs[0].text
+    assert set(free.outputs[0].token_ids) <= set(characters) and len(text) == 8
+    stop = text[1:6]
+    assert len(tokenizer.encode(stop, add_bos=False)) <= 5
+    (found,) = run(mode, [SamplingParams(**forced, stop=stop)])
+    completion = found.outputs[0]
+    end = text.index(stop)
+    assert (completion.finish_reason, completion.stop_reason, completion.text) == ("stop", stop, text[:end])
+    assert completion.token_ids == free.outputs[0].token_ids[: end + 5]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reported_16_every_end_of_text_id_of_the_model_ends_it_and_waits_for_min_tokens(mode: str) -> None:
+    """The model's list is [1, 106, 50]: each of them ends a request, and min_tokens holds all of them back."""
+    ends = bundle().defaults.eos_token_ids
+    assert set(ends) == {1, 106, 50}
+    rows = [SamplingParams(temperature=0.0, max_tokens=12, logit_bias={end: 100.0}) for end in ends]
+    rows += [SamplingParams(temperature=0.0, max_tokens=12, min_tokens=5, logit_bias={end: 100.0}) for end in ends]
+    for number, output in enumerate(run(mode, rows)):
+        completion, end = output.outputs[0], ends[number % 3]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", None)
+        assert completion.token_ids[-1] == end
+        assert len(completion.token_ids) == (1 if number < 3 else 6)
+        assert not set(completion.token_ids[:-1]) & set(ends)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reported_19_penalties_count_every_token_of_a_run(mode: str) -> None:
+    """Counted once per iteration, a token repeated within a run would go unpunished: here it is per token."""
+    rows = [
+        SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, frequency_penalty=penalty)
+        for penalty in (0.4, 2.0)
+    ]
+    rows.append(SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, presence_penalty=1.5))
+    outputs = run(mode, rows)
+    for row, output in zip(rows, outputs, strict=True):
+        expected = emitted(bundle(), output.prompt_token_ids, row, output.seed, 16)
+        assert list(output.outputs[0].token_ids) == expected
+    if mode != "plain":
+        assert accept_length(outputs) > 1.5
