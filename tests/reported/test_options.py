@@ -1,4 +1,4 @@
-"""Request options under speculation that failed elsewhere, on the bundled pair in float64. Numbers are reported faults."""
+"""Request options under speculation that failed elsewhere; numbers are reported faults. Bundled pair, float64."""
 
 from __future__ import annotations
 
@@ -62,11 +62,8 @@ def test_reported_16_every_end_of_text_id_of_the_model_ends_it_and_waits_for_min
 @pytest.mark.parametrize("mode", MODES)
 def test_reported_19_penalties_count_every_token_of_a_run(mode: str) -> None:
     """Counted once per iteration, a token repeated within a run would go unpunished: here it is per token."""
-    rows = [
-        SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, frequency_penalty=penalty)
-        for penalty in (0.4, 2.0)
-    ]
-    rows.append(SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, presence_penalty=1.5))
+    penalties = ({"frequency_penalty": 0.4}, {"frequency_penalty": 2.0}, {"presence_penalty": 1.5})
+    rows = [SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, **penalty) for penalty in penalties]
     outputs = run(mode, rows)
     for row, output in zip(rows, outputs, strict=True):
         expected = emitted(bundle(), output.prompt_token_ids, row, output.seed, 16)
