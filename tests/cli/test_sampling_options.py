@@ -34,7 +34,7 @@ def test_every_option_reaches_the_parameters() -> None:
 
 @pytest.mark.parametrize("given", ["106", "106=", "=1", "a=1", "106=b"])
 def test_a_bias_that_is_none_is_refused(given: str, run: Run, engines: list[FakeLLM]) -> None:
-    with pytest.raises(ConfigError, match="takes a token id and a number, such as 106=-2.5"):
+    with pytest.raises(ConfigError, match="takes a token id and a number"):
         SamplingOptions(logit_bias=[given]).params()
     result = run("generate", "--prompt", "Hi", "--logit-bias", given)
     assert result.exit_code != 0 and "--logit-bias takes a token id" in result.stderr and not engines
