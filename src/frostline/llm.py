@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
 from frostline.config import DraftPosition, EngineConfig, Schedule, SpeculativeConfig
 from frostline.engine.engine import Engine
-from frostline.engine.outputs import StreamedRequest, assemble
+from frostline.engine.live import Live
+from frostline.engine.outputs import assemble
 from frostline.engine.position import DraftOffset
 from frostline.engine.progress import progress
 from frostline.engine.request import Request
@@ -198,6 +198,13 @@ class LLM:
         """
         return self._stream(self._requests(as_list(prompts), sampling_params, request_ids))
 
+    def live(self, *, text: bool = True) -> Live:
+        """A stream to which prompts are added while others run. Each `step` is one tick; close it in the end.
+
+        text: False gives a request's text in its last piece, all at once. Prompts are taken as `generate` takes them.
+        """
+        return Live(self._engine.calls, self._live_samples, self.tokenizer if text else None)
+
     def abort(self, request_id: str) -> bool:
         """End a request of `generate` or `stream`, all its samples; from another thread, or between two items.
 
@@ -255,17 +262,10 @@ class LLM:
         return [assemble(samples) for samples in requests]
 
     def _stream(self, requests: list[list[Request]]) -> Generator[StreamOutput]:
-        growing = [[StreamedRequest(request, self.tokenizer) for request in samples] for samples in requests]
-        open_prompts = list(range(len(requests)))
-        with closing(self._engine.ticks(list(chain.from_iterable(requests)))) as ticks:
-            for _ in ticks:
-                for number in open_prompts:
-                    pieces = (one.take(prompt_index=number, index=i) for i, one in enumerate(growing[number]))
-                    news = [piece for piece in pieces if piece is not None]
-                    if news and all(one.is_over for one in growing[number]):
-                        news[-1] = replace(news[-1], output=assemble(requests[number]))
-                    yield from news
-                open_prompts = [n for n in open_prompts if not all(one.is_over for one in growing[n])]
+        with closing(self.live()) as live:
+            live.add_samples(*requests)
+            while live.num_open:
+                yield from live.step()
 
     def _requests(
         self, prompts: Sequence[Prompt], params: Params, request_ids: Sequence[str] | None, *, add_bos: bool = True
@@ -286,6 +286,9 @@ class LLM:
                     raise
                 raise RequestError(f"prompt {len(requests) + 1} of {len(prompts)}: {error}") from error
         return requests
+
+    def _live_samples(self, prompt: Prompt, params: SamplingParams | None, name: str | None) -> list[Request]:
+        return self._samples(prompt, params or self.default_sampling_params, name, add_bos=True)
 
     def _samples(self, prompt: Prompt, params: SamplingParams, name: str | None, *, add_bos: bool) -> list[Request]:
         if not isinstance(prompt, str):

@@ -261,6 +261,30 @@ def test_ids_are_the_callers_own_and_unique() -> None:
     assert_clean(llm)
 
 
+@pytest.mark.parametrize("text", [True, False])
+def test_prompts_may_come_while_others_run(text: bool) -> None:
+    llm, _ = llm_on()
+    expected = llm_on("sync")[0].generate([[40 + n] for n in range(6)], LONG)
+    live, pieces = llm.live(text=text), []
+    assert live.step() == []
+    for n in range(6):
+        assert live.add([40 + n], LONG, request_id=f"r{n}") == n
+        pieces += [piece for _ in range(3) for piece in live.step()]
+    assert llm.abort("r5") or live.num_open < 6
+    while live.num_open:
+        pieces += live.step()
+    assert_adds_up([piece for piece in pieces if piece.prompt_index < 5], expected[:5])
+    assert text or {piece.text for piece in pieces if piece.finish_reason is None} == {""}
+    (last,) = (piece for piece in pieces if piece.prompt_index == 5 and piece.finish_reason is not None)
+    assert (last.request_id, last.finish_reason) == ("r5", "abort")
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        live.add("")
+    live.add([40], LONG)
+    live.step()
+    live.close()
+    assert_clean(llm)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_samples_of_a_prompt_are_those_of_their_seeds_alone(schedule: Schedule) -> None:
     llm, _ = llm_on(schedule)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 from frostline.engine.loop import Loop
@@ -21,8 +21,8 @@ SAMPLE_MARK = "#"
 class Call:
     """The requests of one caller, by id: those that are open, and those that ended since it looked last."""
 
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self.open = {request.request_id: request for request in requests}
+    def __init__(self) -> None:
+        self.open: dict[str, Request] = {}
         self._ended: list[Request] = []
 
     def end(self, request: Request) -> None:
@@ -34,14 +34,30 @@ class Call:
         return ended
 
 
+class OneAtATime:
+    """Shared by all that drive engines on one device side: one of them is at work at a time."""
+
+    def __init__(self) -> None:
+        self._user: Calls | None = None
+
+    def claim(self, user: Calls) -> None:
+        """Raises RequestError while another one's requests are open."""
+        if self._user is not None and self._user is not user and not self._user.is_idle:
+            raise RequestError(
+                "another LLM on the same loaded pair still has requests open; finish it or close its stream first"
+            )
+        self._user = user
+
+
 class Calls:
     """Drives a loop for any number of callers, from any thread. Whoever advances moves everybody's requests.
 
-    A tick that raises ends every request: what was in flight is lost with it.
+    A tick that raises ends every request: what was in flight is lost with it. turn: shared by engines on one device.
     """
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, turn: OneAtATime) -> None:
         self._loop = loop
+        self._turn = turn
         self._calls: dict[str, Call] = {}
         self._aborts: deque[str] = deque()
         self._lock = threading.Lock()
@@ -50,18 +66,26 @@ class Calls:
     def is_idle(self) -> bool:
         return not self._calls and self._loop.is_idle
 
-    def begin(self, requests: Sequence[Request]) -> Call:
-        """Queue the requests. Raises RequestError, with none of them queued, for an id that is taken."""
+    def open(self) -> Call:
+        """A call without requests yet. Whoever opens one finishes it."""
+        return Call()
+
+    def add(self, call: Call, requests: Sequence[Request]) -> None:
+        """Queue requests of a call.
+
+        Raises RequestError, with none of them queued, for an id that is taken, or while another engine on the same
+        device side is at work.
+        """
         with self._lock:
-            call = Call(requests)
-            taken = [name for name in call.open if name in self._calls]
-            if taken or len(call.open) < len(requests):
-                name = taken[0] if taken else _repeated(request.request_id for request in requests)
-                raise RequestError(f"request id {name!r} is in use; give every request an id of its own, or none")
+            self._turn.claim(self)
+            names = [request.request_id for request in requests]
+            taken = [name for at, name in enumerate(names) if name in self._calls or name in names[:at]]
+            if taken:
+                raise RequestError(f"request id {taken[0]!r} is in use; give every request an id of its own, or none")
             for request in requests:
                 self._calls[request.request_id] = call
+                call.open[request.request_id] = request
                 self._loop.add(request)
-            return call
 
     def advance(self, call: Call) -> list[Request]:
         """One tick, unless another caller's ticks ended this call already; its requests that ended since last time."""
@@ -113,28 +137,3 @@ class Calls:
     def _deliver(self, ended: Iterable[Request]) -> None:
         for request in ended:
             self._calls.pop(request.request_id).end(request)
-
-
-class OneAtATime:
-    """Lets one of several engines on the same device side work at a time. `busy` says whether the last one still is."""
-
-    def __init__(self) -> None:
-        self._user: object | None = None
-        self._is_idle: Callable[[], bool] = lambda: True
-
-    def claim(self, user: object, is_idle: Callable[[], bool]) -> None:
-        """Raises RequestError while another one's requests are open."""
-        if self._user is not user and not self._is_idle():
-            raise RequestError(
-                "another LLM on the same loaded pair still has requests open; finish it or close its stream first"
-            )
-        self._user, self._is_idle = user, is_idle
-
-
-def _repeated(names: Iterable[str]) -> str:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    raise AssertionError("no id comes twice")

@@ -6,8 +6,7 @@ Knows the parts and how they fit; nothing of files, tensors or how prompts were 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import count
 
@@ -72,8 +71,8 @@ class Engine:
         scheduler = Scheduler(self._admission, planner, max_prefill_tokens=config.max_prefill_tokens)
         loop = OverlapLoop if config.schedule == "overlap" else SyncLoop
         self.loop: Loop = loop(executor, scheduler, watch=watch)
-        self._calls = Calls(self.loop)
         self._turn = turn or OneAtATime()
+        self.calls = Calls(self.loop, self._turn)
         self._numbers = count()
 
     def variant(
@@ -155,36 +154,30 @@ class Engine:
         first = self.request(prompt_ids, params, prompt=prompt, request_id=request_id)
         return [first, *(self._sibling(first, index) for index in range(1, params.n))]
 
-    def ticks(self, requests: Sequence[Request]) -> Generator[list[Request]]:
-        """Queue the requests; after each tick those that ended in it, until all are over.
-
-        Others' calls may be open at once, also in other threads: each call's ticks move all requests. However this one
-        is left, none of its requests stays behind in the engine.
-        Raises RequestError while another engine on the same device side is at work.
-        """
-        self._turn.claim(self, lambda: self._calls.is_idle)
-        call = self._calls.begin(requests)
-        try:
-            while call.open:
-                yield self._calls.advance(call)
-            # What ended between two ticks, by an abort or in another call's tick.
-            yield call.take_ended()
-        finally:
-            self._calls.finish(call)
-
     def run(self, requests: Sequence[Request], *, on_finish: Callable[[Request], None]) -> None:
-        """`ticks` to the end; on_finish is told of each request when it is over."""
-        with closing(self.ticks(requests)) as ticks:
-            for ended in ticks:
-                for request in ended:
+        """Queue the requests and tick until all are over; on_finish is told of each.
+
+        Others may have calls open at once, also in other threads: each one's ticks move all requests. However this one
+        ends, none of its requests stays behind in the engine.
+        """
+        call = self.calls.open()
+        try:
+            self.calls.add(call, requests)
+            while call.open:
+                for request in self.calls.advance(call):
                     on_finish(request)
+            # What ended in between, by an abort or in another's tick.
+            for request in call.take_ended():
+                on_finish(request)
+        finally:
+            self.calls.finish(call)
 
     def abort(self, request_id: str) -> bool:
         """End a request wherever it is, from any thread; its row and pages are free within one tick.
 
         False if no such request is open (any more).
         """
-        return self._calls.abort(request_id)
+        return self.calls.abort(request_id)
 
     def _sibling(self, first: Request, index: int) -> Request:
         return Request(

@@ -28,7 +28,7 @@ class StreamedRequest:
     """
 
     def __init__(self, request: Request, decoder: TokenDecoder | None) -> None:
-        self._request = request
+        self.request = request
         self._sent_ids = 0
         self._sent_pieces = 0
         self._sent_text = 0
@@ -40,7 +40,7 @@ class StreamedRequest:
 
     def take(self, *, prompt_index: int, index: int) -> StreamOutput | None:
         """None when nothing is new. prompt_index, index: which prompt of the call, which sample of it."""
-        request, sent = self._request, self._sent_ids
+        request, sent = self.request, self._sent_ids
         if self.is_over or (len(request.output_ids) == sent and not request.is_finished):
             return None
         self.is_over = request.is_finished
@@ -57,7 +57,7 @@ class StreamedRequest:
         )
 
     def _text(self, ids: Sequence[int]) -> str:
-        request, pieces = self._request, self._request.rules.certain_pieces
+        request, pieces = self.request, self.request.rules.certain_pieces
         if request.finish is not None:
             return request.rules.text(request.output_ids, request.finish)[self._sent_text :]
         if pieces is not None:
