@@ -9,7 +9,7 @@ from frostline.cli import demo, loading
 from frostline.cli.app import app
 from frostline.cli.dialects import Speculation
 from frostline.cli.heldout import HeldOut
-from frostline.cli.options import ModelOptions
+from frostline.cli.options import EngineOptions, ModelOptions
 from tests.cli.fakes import FakeLLM
 
 Run = Callable[..., Result]
@@ -30,8 +30,10 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeLLM]:
     """Stands in for the engine; the list holds each one that a command opened."""
     opened: list[FakeLLM] = []
 
-    def open_llm(model: ModelOptions, speculation: Speculation, *, must_draft: bool = False) -> FakeLLM:
-        opened.append(FakeLLM(speculation.config))
+    def open_llm(
+        model: ModelOptions, speculation: Speculation, engine: EngineOptions, *, must_draft: bool = False
+    ) -> FakeLLM:
+        opened.append(FakeLLM(speculation.config, schedule=engine.schedule))
         return opened[-1]
 
     def prompts(count: int | None = None) -> Sequence[HeldOut]:
@@ -40,4 +42,5 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeLLM]:
     monkeypatch.setattr(loading, "open_llm", open_llm)
     monkeypatch.setattr(demo, "held_out", prompts)
     monkeypatch.setattr("frostline.cli.bench.held_out", prompts)
+    monkeypatch.setattr("frostline.cli.workload.held_out", prompts)
     return opened

@@ -12,14 +12,14 @@ from frostline.errors import ConfigError
 from tests.cli.conftest import Run
 
 
-@pytest.mark.parametrize("args", [[], ["generate"], ["bench", "latency"]])
+@pytest.mark.parametrize("args", [[], ["generate"], ["bench", "latency"], ["bench", "throughput"]])
 def test_help_is_fast_and_imports_no_torch(args: list[str]) -> None:
     code = (
         "import sys, time\n"
         "from frostline.cli.app import app\n"
         f"try: app({[*args, '--help']!r})\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else str(time.process_time()))\n"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -33,7 +33,8 @@ def test_help_is_fast_and_imports_no_torch(args: list[str]) -> None:
     assert min(seconds) < 0.75
 
 
-COMMANDS = [("demo",), ("generate",), ("inspect",), ("bench", "latency"), ("train", "tiny"), ("train", "corpus")]
+BENCHES = [("bench", name) for name in ("latency", "throughput", "overhead")]
+COMMANDS = [("demo",), ("generate",), ("inspect",), *BENCHES, ("train", "tiny"), ("train", "corpus")]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -8,7 +8,7 @@ import pytest
 from frostline.cli import heldout, loading
 from frostline.cli.cases import in_batches
 from frostline.cli.dialects import Speculation
-from frostline.cli.options import ModelOptions
+from frostline.cli.options import EngineOptions, ModelOptions
 from frostline.config import SpeculativeConfig
 from frostline.errors import ConfigError, ModelError
 from tests.cli.conftest import Run
@@ -37,7 +37,7 @@ def test_demo_json(run: Run, engines: list[FakeLLM]) -> None:
 
 
 def test_demo_says_where_the_tokens_differ_and_exits_with_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_llm(model: ModelOptions, speculation: Speculation, *, must_draft: bool) -> FakeLLM:
+    def open_llm(model: ModelOptions, speculation: Speculation, engine: EngineOptions, *, must_draft: bool) -> FakeLLM:
         return FakeLLM(speculation.config, broken=(2,))
 
     monkeypatch.setattr(loading, "open_llm", open_llm)

@@ -1,4 +1,4 @@
-"""`frostline bench latency`: tokens per second and acceptance by mode and batch, in one interleaved run."""
+"""`frostline bench`, and its `latency`: tokens per second and acceptance by mode and batch, in one interleaved run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from frostline.cli import loading, output
+from frostline.cli import loading, output, overhead, throughput
 from frostline.cli.cases import as_row, baseline_cases, engine_cases, in_batches, measure_interleaved
 from frostline.cli.heldout import held_out
 from frostline.cli.loading import Prompt
-from frostline.cli.measure import MODES, modes_of, widest
-from frostline.cli.options import ModelOptions, SamplingOptions, SpeculationOptions, grouped
+from frostline.cli.measure import modes_of, read_modes, read_numbers, widest
+from frostline.cli.options import EngineOptions, ModelOptions, SamplingOptions, SpeculationOptions, grouped
+from frostline.cli.workload import RANDOM_IDS
 from frostline.errors import ConfigError
 
 EPILOG = """Examples
@@ -29,10 +30,11 @@ frostline bench latency --model ./gemma-4-E2B-it --draft ./gemma-4-E2B-it-assist
 """
 
 SEED = 1
-RANDOM_IDS = (5, 500)  # ordinary tokens in every vocabulary
 Against = Literal["transformers"]
 
 app = typer.Typer(no_args_is_help=True, help="Measure: every figure as JSON, with commit, device and versions.")
+app.command(name="throughput", epilog=throughput.EPILOG)(throughput.throughput)
+app.command(name="overhead", epilog=overhead.EPILOG)(overhead.overhead)
 
 
 @app.command(epilog=EPILOG)
@@ -41,6 +43,7 @@ def latency(
     model: ModelOptions,
     speculation: SpeculationOptions,
     sampling: SamplingOptions,
+    engine: EngineOptions,
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, comma between.", metavar="B,B,...")] = "1,8",
     modes: Annotated[str | None, typer.Option("--modes", help="Some of plain,chain,tree; all when left out.")] = None,
     against: Annotated[
@@ -63,7 +66,7 @@ def latency(
     include prefill. At a temperature above 0, drafts are measured both coupled and argmax.
     """
     meaning, params = speculation.resolve(), sampling.seeded(SEED).params(ignore_eos=True)
-    batches = read_batches(batch)
+    batches = read_numbers(batch, "--batch")
     names = read_modes(modes, drafting=meaning.config.num_steps > 0)
     check_comparable(sampling, against=against, rounds=rounds)
     for notice in meaning.notices:
@@ -72,7 +75,10 @@ def latency(
     configs = modes_of(names, meaning.config)
     model = replace(model, max_num_seqs=max(model.max_num_seqs, *batches))
     llm = loading.open_llm(
-        model, replace(meaning, config=widest(configs.values())), must_draft=any(name != "plain" for name in names)
+        model,
+        replace(meaning, config=widest(configs.values())),
+        engine,
+        must_draft=any(name != "plain" for name in names),
     )
     cases = [case for size in batches for case in engine_cases(llm, configs, in_batches(prompts, size), params)]
     if against is not None:
@@ -94,14 +100,6 @@ def latency(
         )
     else:
         show(rows)
-
-
-def read_batches(text: str) -> list[int]:
-    """ "1,8" to [1, 8]; raises ConfigError for anything that is not a list of positive numbers."""
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--batch must be positive numbers with commas between, such as 1,8; got {text!r}")
-    return [int(part) for part in parts]
 
 
 def check_comparable(sampling: SamplingOptions, *, against: str | None, rounds: int) -> None:
@@ -129,13 +127,6 @@ def read_prompts(prompt_file: Path | None, input_len: int | None, count: int) ->
         raise ConfigError(f"--input-len must be at least 1, got {input_len}")
     draw = Random(SEED)
     return [[draw.randrange(*RANDOM_IDS) for _ in range(input_len)] for _ in range(count)]
-
-
-def read_modes(text: str | None, *, drafting: bool) -> list[str]:
-    """The modes to run; plain alone when nothing drafts and none were named."""
-    if text is None:
-        return list(MODES) if drafting else ["plain"]
-    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:

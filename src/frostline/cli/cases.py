@@ -10,13 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 from statistics import median
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from frostline.cli.loading import Generator, Prompt
 from frostline.cli.measure import Totals, timed
 from frostline.cli.options import ModelOptions
 from frostline.config import DraftSampling, SpeculativeConfig
 from frostline.types import RequestOutput, SamplingParams
+
+if TYPE_CHECKING:
+    from frostline.cli.baseline import TransformersBaseline
 
 BASELINE = "transformers"
 Tokens = list[tuple[int, ...]]
@@ -79,17 +82,7 @@ def baseline_cases(
     llm: Generator, model: ModelOptions, prompts: list[Prompt], batches: Sequence[int], max_tokens: int
 ) -> list[Case]:
     """transformers on the same token ids, device and dtype."""
-    import torch
-
-    from frostline.cli.baseline import TransformersBaseline
-    from frostline.model.dtypes import resolve_dtype
-    from frostline.model.resolve import resolve_model
-    from frostline.model.spec import read_config, target_spec
-
-    folder = resolve_model(model.model)
-    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if model.device == "auto" else model.device)
-    dtype = resolve_dtype(model.dtype, config_dtype=target_spec(read_config(folder)).dtype, device=device)
-    baseline = TransformersBaseline(folder, device=device, dtype=dtype)
+    baseline = open_baseline(model)
     probe = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
     ids = [item.prompt_token_ids for item in llm.generate(prompts, probe, use_tqdm=False)]
 
@@ -106,6 +99,21 @@ def baseline_cases(
         return run
 
     return [Case(mode=BASELINE, batch=size, draft_sampling=None, config=None, run=run_of(size)) for size in batches]
+
+
+def open_baseline(model: ModelOptions) -> TransformersBaseline:
+    """transformers' model of the same folder, device and dtype as the engine's."""
+    import torch
+
+    from frostline.cli.baseline import TransformersBaseline
+    from frostline.model.dtypes import resolve_dtype
+    from frostline.model.resolve import resolve_model
+    from frostline.model.spec import read_config, target_spec
+
+    folder = resolve_model(model.model)
+    device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if model.device == "auto" else model.device)
+    dtype = resolve_dtype(model.dtype, config_dtype=target_spec(read_config(folder)).dtype, device=device)
+    return TransformersBaseline(folder, device=device, dtype=dtype)
 
 
 def measure_interleaved(cases: Sequence[Case], rounds: int) -> None:

@@ -17,7 +17,7 @@ from frostline.cli.heldout import HeldOut, held_out
 from frostline.cli.loading import Generator
 from frostline.cli.marks import accepted_flags, marked, pieces
 from frostline.cli.measure import MODES, Totals, modes_of, timed, widest
-from frostline.cli.options import ModelOptions, SamplingOptions, SpeculationOptions, grouped
+from frostline.cli.options import EngineOptions, ModelOptions, SamplingOptions, SpeculationOptions, grouped
 from frostline.config import SpeculativeConfig
 from frostline.types import RequestOutput, SamplingParams
 
@@ -60,6 +60,7 @@ def demo(
     model: ModelOptions,
     speculation: SpeculationOptions,
     sampling: SamplingOptions,
+    engine: EngineOptions,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Generate with the bundled pair: plain, chain and tree; accepted draft tokens are marked.
@@ -71,7 +72,7 @@ def demo(
     for notice in meaning.notices:
         output.remark(notice)
     prompts = held_out()
-    llm = loading.open_llm(model, replace(meaning, config=widest(configs.values())), must_draft=True)
+    llm = loading.open_llm(model, replace(meaning, config=widest(configs.values())), engine, must_draft=True)
     results = {name: _run(llm.with_speculative(config), config, prompts, params) for name, config in configs.items()}
     identical = len({result.token_ids for result in results.values()}) == 1
     if as_json:

@@ -12,7 +12,7 @@ import typer
 from frostline.cli import loading, output
 from frostline.cli.loading import Generator
 from frostline.cli.measure import Totals
-from frostline.cli.options import ModelOptions, SamplingOptions, SpeculationOptions, grouped
+from frostline.cli.options import EngineOptions, ModelOptions, SamplingOptions, SpeculationOptions, grouped
 from frostline.errors import ConfigError
 from frostline.types import RequestOutput, SamplingParams
 
@@ -37,6 +37,7 @@ def generate(
     model: ModelOptions,
     speculation: SpeculationOptions,
     sampling: SamplingOptions,
+    engine: EngineOptions,
     prompt: Annotated[
         list[str] | None,
         typer.Option("--prompt", help="Text to continue; may be repeated; - reads stdin.", rich_help_panel=_INPUT),
@@ -63,7 +64,7 @@ def generate(
         raise ConfigError("--chat is a conversation and --prompt is plain text to continue; give one of them")
     for notice in meaning.notices:
         output.remark(notice)
-    llm = loading.open_llm(model, meaning)
+    llm = loading.open_llm(model, meaning, engine)
     start = time.perf_counter()
     outputs = _converse(llm, turns, params) if turns else llm.generate(prompts, params)
     seconds = time.perf_counter() - start

@@ -12,15 +12,36 @@ from pathlib import Path
 from typing import Protocol
 
 from frostline.cli.dialects import Speculation
-from frostline.cli.options import ModelOptions
-from frostline.config import SpeculativeConfig
+from frostline.cli.options import EngineOptions, ModelOptions
+from frostline.config import Schedule, SpeculativeConfig
+from frostline.engine.stats import EngineStats
+from frostline.engine.timeline import Timeline
 from frostline.errors import ConfigError
 from frostline.requirements import check_requirements
 from frostline.text.detokenizer import TokenDecoder
-from frostline.types import RequestOutput, SamplingParams
+from frostline.types import RequestOutput, SamplingParams, StreamOutput
 
 Prompt = str | Sequence[int]
 STDIN = "-"
+
+
+class TextCodec(TokenDecoder, Protocol):
+    """The part of a tokenizer that commands use."""
+
+    def encode(self, text: str) -> Sequence[int]: ...
+
+
+class Stream(Protocol):
+    """The part of `frostline.engine.live.Live` that commands use."""
+
+    @property
+    def num_open(self) -> int: ...
+
+    def add(self, prompt: Prompt, params: SamplingParams | None = None) -> int: ...
+
+    def step(self) -> list[StreamOutput]: ...
+
+    def close(self) -> None: ...
 
 
 class Generator(Protocol):
@@ -35,13 +56,21 @@ class Generator(Protocol):
 
     def chat(self, messages: Sequence[Mapping[str, str]], sampling_params: SamplingParams) -> list[RequestOutput]: ...
 
+    def stats(self) -> EngineStats: ...
+
+    def live(self, *, text: bool = True) -> Stream: ...
+
     def with_speculative(self, speculative: SpeculativeConfig) -> Generator: ...
 
+    def with_schedule(self, schedule: Schedule, *, timeline: Timeline | None = None) -> Generator: ...
+
     @property
-    def tokenizer(self) -> TokenDecoder | None: ...
+    def tokenizer(self) -> TextCodec | None: ...
 
 
-def open_llm(model: ModelOptions, speculation: Speculation, *, must_draft: bool = False) -> Generator:
+def open_llm(
+    model: ModelOptions, speculation: Speculation, engine: EngineOptions, *, must_draft: bool = False
+) -> Generator:
     """Loads the pair. must_draft: an error instead of plain decoding where "auto" finds no assistant.
 
     Raises FrostlineError for whatever does not fit, before or while loading.
@@ -53,7 +82,7 @@ def open_llm(model: ModelOptions, speculation: Speculation, *, must_draft: bool 
         model=model.model,
         draft=speculation.draft,
         speculative=speculation.config,
-        schedule="sync",
+        schedule=engine.schedule,
         device=model.device,
         dtype=model.dtype,
         dummy_weights=model.dummy_weights,

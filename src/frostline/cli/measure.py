@@ -90,6 +90,21 @@ def modes_of(names: Sequence[str], config: SpeculativeConfig) -> dict[str, Specu
     return chosen
 
 
+def read_modes(text: str | None, *, drafting: bool) -> list[str]:
+    """The modes to run; plain alone when nothing drafts and none were named."""
+    if text is None:
+        return list(MODES) if drafting else ["plain"]
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def read_numbers(text: str, option: str) -> list[int]:
+    """ "1,8" to [1, 8]; raises ConfigError for anything that is not a list of positive numbers."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(f"{option} must be positive numbers with commas between, such as 1,8; got {text!r}")
+    return [int(part) for part in parts]
+
+
 def widest(configs: Iterable[SpeculativeConfig]) -> SpeculativeConfig:
     """The config to load a pair with when it shall then run all of these."""
     return max(configs, key=lambda config: config.verify_width)

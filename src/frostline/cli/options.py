@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 
 from frostline.cli.dialects import Speculation, SpeculationArgs, resolve_speculation
-from frostline.config import DraftPosition, DraftSampling
+from frostline.config import DraftPosition, DraftSampling, Schedule
 from frostline.errors import ConfigError
 from frostline.types import SamplingParams
 
@@ -22,6 +22,7 @@ DType = Literal["auto", "float32", "float64", "bfloat16", "float16"]
 BUNDLED = "frostline/tiny"
 
 _MODEL = "Model"
+_ENGINE = "Engine"
 _DRAFTS = "Drafts"
 _SGLANG = "Drafts, in SGLang's and vLLM's spelling"
 _SAMPLING = "Sampling"
@@ -52,6 +53,16 @@ class ModelOptions:
         _option(_MODEL, "--max-model-len", "Tokens per request, prompt included; the model's own when left out."),
     ] = None
     max_num_seqs: Annotated[int, _option(_MODEL, "--max-num-seqs", "Requests that run at once.")] = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How the engine's loop works; the tokens are the same, whatever is chosen."""
+
+    schedule: Annotated[
+        Schedule,
+        _option(_ENGINE, "--schedule", "overlap launches the next step before it reads the last; sync waits for each."),
+    ] = "sync"
 
 
 @dataclass(frozen=True, kw_only=True)
