@@ -49,6 +49,10 @@ class Pool:
         """Store rows at their slots. Duplicate slots are allowed only in the padding page."""
         self._slots[self._index[layer]].index_copy_(0, slots_M, kv_MGD)
 
+    def slots(self, layer: int) -> Tensor:
+        """All rows of a layer, by slot: [num_pages * page_size, 2 * Hkv, hd]."""
+        return self._slots[self._index[layer]]
+
     def gather(self, layer: int, pages_BN: Tensor) -> Tensor:
         """Rows of the given pages in order, [B, N * page_size, G, hd]."""
         b, n = map(int, pages_BN.shape)

@@ -50,17 +50,31 @@ def prepare_norm(weight: Tensor, eps: float) -> NormWeights:
     return NormWeights(scaled=wide * size**0.5, floor=wide.new_tensor((size * eps) ** 0.5))
 
 
-def prepared_norm(x: Tensor, norm: NormWeights, residual: Tensor | None = None) -> Tensor:
+def prepared_norm(x: Tensor, norm: NormWeights, residual: Tensor | None = None, scalar: Tensor | None = None) -> Tensor:
     """rms_norm(x), or residual + rms_norm(x), in half the operations: rms(x) sqrt(D) = hypot(|x|, sqrt(D eps)).
 
-    A CPU has no fused norm in torch, and a decode step there is bound by the number of operations.
+    A CPU has no fused norm in torch, and a decode step there is bound by the number of operations. scalar [1]: factor
+    of the whole.
     """
     wide = at_least_float32(x)
     unit = wide / torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), norm.floor)
     if residual is not None and wide.dtype == residual.dtype:
-        return torch.addcmul(residual, unit, norm.scaled)
-    y = (unit * norm.scaled).to(x.dtype)
-    return y if residual is None else residual + y
+        y = torch.addcmul(residual, unit, norm.scaled)
+    else:
+        y = (unit * norm.scaled).to(x.dtype)
+        y = y if residual is None else residual + y
+    return y if scalar is None else y * scalar
+
+
+def norm_pair(x: Tensor, norm: NormWeights, residual: Tensor, then: NormWeights) -> tuple[Tensor, Tensor]:
+    """(r, n): r = residual + norm(x), the new residual stream, and n = then(r), what the next block reads."""
+    stream = prepared_norm(x, norm, residual)
+    return stream, prepared_norm(stream, then)
+
+
+def norm_rope(heads_BQHD: Tensor, norm: NormWeights, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    """Per-head norm, then rope. norm: weights [hd] or [H, hd]. cos, signed_sin [B, Q, 1 or H, hd]."""
+    return apply_rope(prepared_norm(heads_BQHD, norm), cos, signed_sin)
 
 
 def apply_rope(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
@@ -68,10 +82,15 @@ def apply_rope(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(int(x.shape[-1]) // 2, -1), signed_sin)
 
 
-def gated_gelu(gate_up: Tensor) -> Tensor:
-    """gelu_tanh(gate) * up over the two halves of the last dimension."""
-    gate, up = gate_up.chunk(2, dim=-1)
+def gelu_times(gate: Tensor, up: Tensor) -> Tensor:
+    """gelu_tanh(gate) * up."""
     return F.gelu(gate, approximate="tanh") * up
+
+
+def gated_gelu(gate_up: Tensor) -> Tensor:
+    """gelu_times over the two halves of the last dimension."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gelu_times(gate, up)
 
 
 def softcap(logits: Tensor, cap: float | None) -> Tensor:
@@ -99,3 +118,47 @@ def masked_attention(q_BQHD: Tensor, kv_BSGD: Tensor, packed_mask: Tensor) -> Te
     k, v = kv.narrow(1, 0, kv_heads), kv.narrow(1, kv_heads, kv_heads)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=packed_mask, scale=1.0)
     return out.reshape(b, kv_heads, q_len, group * hd).transpose(1, 2).reshape(b, q_len, heads * hd)
+
+
+def paged_attention(
+    q_BNHD: Tensor,
+    slots: Tensor,
+    table_Bn: Tensor,
+    length_B: Tensor,
+    *,
+    page_size: int,
+    kv_bound: int,
+    window: int | None,
+    words_BN: Tensor | None = None,
+    depth_BN: Tensor | None = None,
+    offset: int = 0,
+) -> Tensor:
+    """Attention with scale 1 over paged rows, [B, N, H * hd] in q's dtype, each mask written out from its definition.
+
+    q_BNHD: N query rows of H heads. slots [S, 2 * Hkv, hd]: a layer's rows by slot, keys first. table_Bn, length_B
+    int64: page tables and `P`. With words_BN and depth_BN, int64: verify; N new rows at `[P, P + N)` are seen by
+    ancestor words and query n sits at `P + depth`. Without: drafting over `[0, P)` from the constant position
+    `P + offset`.
+    """
+    _, nodes, heads, _ = sizes(q_BNHD)
+    kv_heads = int(slots.shape[1]) // 2
+    row_S = torch.arange(min(kv_bound, int(table_Bn.shape[1]) * page_size), device=slots.device)
+    slot_BS = table_Bn[:, row_S // page_size] * page_size + row_S % page_size
+    length = length_B.view(-1, 1, 1)
+    row, old = row_S.view(1, 1, -1), row_S.view(1, 1, -1) < length
+    if words_BN is None or depth_BN is None:
+        position = (length + offset).expand(-1, nodes, -1)
+        seen = old.expand(-1, nodes, -1)
+    else:
+        position = length + depth_BN.unsqueeze(2)
+        node = (row - length).clamp(0, nodes - 1).expand(-1, nodes, -1)
+        related = (words_BN.unsqueeze(2) >> node) & 1 > 0
+        depth = depth_BN.unsqueeze(1).expand(-1, nodes, -1).gather(2, node)
+        row = torch.where(old, row, length + depth)
+        seen = old | ((row_S < length + nodes) & related)
+    if window is not None:
+        seen = seen & (position - row < window)
+    mask = torch.where(seen, 0.0, max(MASKED, torch.finfo(q_BNHD.dtype).min)).to(q_BNHD.dtype)
+    out = masked_attention(q_BNHD, slots[slot_BS], pack_mask(mask, heads // kv_heads))
+    # A query that sees nothing gives zeros.
+    return out * seen.any(2, keepdim=True)

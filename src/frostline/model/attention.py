@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frostline.cache.pool import KVCache
-from frostline.kernels import reference as ops
+from frostline.kernels import ops, reference
 from frostline.model.rope import Rotary
 from frostline.model.spec import LayerSpec, ModelSpec
 from frostline.types import Group
@@ -120,8 +120,31 @@ class PagedContext:
             self._cache.pools[layer.kind].write(
                 layer.index, self.slots(layer.kind), self._stored(kv_BQGD).flatten(0, 1)
             )
+        if self._length_B is None and ops.is_fused(q_BQHD):
+            return self._attend_paged(layer, q_BQHD)
         view = self.view(layer)
-        return ops.masked_attention(q_BQHD, self.rows(layer), view.mask)
+        return reference.masked_attention(q_BQHD, self.rows(layer), view.mask)
+
+    def _attend_paged(self, layer: LayerSpec, q_BQHD: Tensor) -> Tensor:
+        """Decode and verify where a kernel reads rows in their pages."""
+        if self._tree is None:
+            word = (2 << self._node_Q) - 1
+            shape = self._row_BQ.shape
+            self._tree = TreeRows(
+                depth_BN=self._node_Q.expand(shape).contiguous(), ancestors_BN=word.expand(shape).contiguous()
+            )
+        pool = self._cache.pools[layer.kind]
+        return ops.paged_attention(
+            q_BQHD,
+            pool.slots(layer.kv_owner),
+            self._tables[layer.kind],
+            self._base_B,
+            page_size=self._cache.page_size,
+            kv_bound=self._bound,
+            window=self._spec.window if layer.kind == "sliding" else None,
+            words_BN=self._tree.ancestors_BN,
+            depth_BN=self._tree.depth_BN,
+        )
 
     def pick(self, row_B: Tensor) -> AttentionContext:
         return _PickedContext(self, self._rotary, row_B)
@@ -158,7 +181,7 @@ class PagedContext:
             )
             mask = additive(self._visible(row_BS, window), self._cache.pools[kind].dtype)
             group = layer.num_heads // layer.num_kv_heads
-            self._views[kind] = View(pages_Bn=pages_Bn, row_BS=row_BS, mask=ops.pack_mask(mask, group), group=group)
+            self._views[kind] = View(pages_Bn=pages_Bn, row_BS=row_BS, mask=reference.pack_mask(mask, group), group=group)
         return self._views[kind]
 
     def _visible(self, row_BS: Tensor, window: int | None) -> Tensor:
@@ -195,7 +218,7 @@ class _PickedContext:
             view = self._whole.view(layer)
             by_row = torch.unflatten(view.mask.squeeze(1), 1, (-1, view.group))
             self._masks[layer.kind] = by_row[self._batch_B, self._row_B].unsqueeze(1)
-        return ops.masked_attention(q_BQHD, self._whole.rows(layer), self._masks[layer.kind])
+        return reference.masked_attention(q_BQHD, self._whole.rows(layer), self._masks[layer.kind])
 
     def pick(self, row_B: Tensor) -> AttentionContext:
         raise AssertionError("a picked context has one query row already")
@@ -220,7 +243,7 @@ class FrozenContext:
         kv_bound: int,
     ) -> None:
         self._cache, self._target, self._tables, self._bound = cache, target, tables, kv_bound
-        self._length_B = length_B
+        self._length_B, self._offset = length_B, offset
         self._position_B = length_B + offset
         self._ropes = Ropes(rotary, self._position_B.unsqueeze(1))
         self._gathered: dict[Group, tuple[Tensor, Tensor]] = {}
@@ -231,17 +254,32 @@ class FrozenContext:
 
     def attend(self, layer: LayerSpec, q_BQHD: Tensor, kv_BQGD: Tensor | None) -> Tensor:
         assert kv_BQGD is None, "an assistant's layer has no keys and values of its own"
+        if ops.is_fused(q_BQHD):
+            return self._attend_paged(layer.kind, q_BQHD)
         if layer.kind not in self._gathered:
             self._gathered[layer.kind] = self._gather(layer.kind)
         rows, mask_B1S = self._gathered[layer.kind]
         key = layer.kind, int(q_BQHD.shape[1])
         if key not in self._masks:
             group = layer.num_heads // layer.num_kv_heads
-            self._masks[key] = ops.pack_mask(mask_B1S.expand(-1, key[1], -1), group)
-        return ops.masked_attention(q_BQHD, rows, self._masks[key])
+            self._masks[key] = reference.pack_mask(mask_B1S.expand(-1, key[1], -1), group)
+        return reference.masked_attention(q_BQHD, rows, self._masks[key])
 
     def pick(self, row_B: Tensor) -> AttentionContext:
         raise AssertionError("drafting needs every query row")
+
+    def _attend_paged(self, kind: Group, q_BQHD: Tensor) -> Tensor:
+        """Where a kernel reads rows in their pages."""
+        return ops.paged_attention(
+            q_BQHD,
+            self._cache.pools[kind].slots(self._target.last_owner(kind)),
+            self._tables[kind],
+            self._length_B,
+            page_size=self._cache.page_size,
+            kv_bound=self._bound,
+            window=self._target.window if kind == "sliding" else None,
+            offset=self._offset,
+        )
 
     def _gather(self, kind: Group) -> tuple[Tensor, Tensor]:
         window = self._target.window if kind == "sliding" else None
@@ -347,7 +385,7 @@ def page_window(
     indices say so by lying beyond every query.
     """
     device = table_Bn.device
-    batch, table_width = ops.sizes(table_Bn)
+    batch, table_width = reference.sizes(table_Bn)
     total = min(-(-bound // page_size), table_width)
     offset_S = torch.arange(page_size, device=device)
     count = total if window is None else min(total, (window + width - 2) // page_size + 2)
@@ -364,5 +402,5 @@ def page_window(
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where visible, a large negative value elsewhere; float16 takes its own lowest value."""
-    lowest = max(ops.MASKED, torch.finfo(dtype).min)
-    return torch.zeros(ops.sizes(visible), dtype=dtype, device=visible.device).masked_fill_(~visible, lowest)
+    lowest = max(reference.MASKED, torch.finfo(dtype).min)
+    return torch.zeros(reference.sizes(visible), dtype=dtype, device=visible.device).masked_fill_(~visible, lowest)

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from frostline.kernels import reference as ops
+from frostline.kernels import ops, reference
 from frostline.model.attention import AttentionContext
 from frostline.model.layers import Attention, Embedding, GatedMLP, RMSNorm
 from frostline.model.moe import Experts, Router
@@ -55,15 +55,16 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, ple: Tensor | None, context: AttentionContext) -> Tensor:
         """x [B, Q, D]; ple [B, Q, P] of this layer or None."""
-        x = self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), context), x)
-        h = self.mlp(self.pre_feedforward_layernorm(x))
+        attended = self.self_attn(self.input_layernorm(x), context)
+        x, h = self.post_attention_layernorm.then(attended, x, self.pre_feedforward_layernorm)
+        h = self.mlp(h)
         if self.has_moe:
             h = self.post_feedforward_layernorm_1(h, self._mixture(x))
+        if ple is None:
+            return self.post_feedforward_layernorm(h, x, self.layer_scalar)
         x = self.post_feedforward_layernorm(h, x)
-        if ple is not None:
-            gated = nn.functional.gelu(self.per_layer_input_gate(x), approximate="tanh") * ple
-            x = self.post_per_layer_input_norm(self.per_layer_projection(gated), x)
-        return x * self.layer_scalar
+        gated = ops.gelu_times(self.per_layer_input_gate(x), ple)
+        return self.post_per_layer_input_norm(self.per_layer_projection(gated), x, self.layer_scalar)
 
     __call__ = forward
 
@@ -143,8 +144,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Next-token logits [..., V], softcapped, at least float32."""
-        raw = nn.functional.linear(hidden, self.embed_tokens.weight)
-        return ops.softcap(ops.at_least_float32(raw), self.spec.softcap)
+        return reference.softcap(ops.head_logits(hidden, self.embed_tokens.weight), self.spec.softcap)
 
     def _per_layer_inputs(self, tokens: Tensor, embedded: Tensor) -> Tensor:
         """Per-layer embeddings of all layers, [B, Q, L, P] (gemma4.md 1.3)."""

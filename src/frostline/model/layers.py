@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from frostline.kernels import reference as ops
+from frostline.kernels import ops, reference
 from frostline.model.attention import AttentionContext
 from frostline.model.spec import LayerSpec
 from frostline.parallel.group import ParallelGroup
@@ -23,18 +23,32 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
-        self._ready: ops.NormWeights | None = None
+        self._ready: reference.NormWeights | None = None
 
     def prepare(self) -> None:
         """Make the weight ready for inference; call again after it changes."""
-        self._ready = ops.prepare_norm(self.weight, self.eps)
+        self._ready = reference.prepare_norm(self.weight, self.eps)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The norm of x, added to `residual` where one is given."""
+    def forward(self, x: Tensor, residual: Tensor | None = None, scalar: Tensor | None = None) -> Tensor:
+        """The norm of x, added to `residual` where one is given, the whole times `scalar` where one is given."""
         if self._ready is not None and not self.training:
-            return ops.prepared_norm(x, self._ready, residual)
-        y = ops.rms_norm(x, self.weight, self.eps)
-        return y if residual is None else residual + y
+            return ops.prepared_norm(x, self._ready, residual, scalar)
+        y = reference.rms_norm(x, self.weight, self.eps)
+        y = y if residual is None else residual + y
+        return y if scalar is None else y * scalar
+
+    def then(self, x: Tensor, residual: Tensor, following: RMSNorm) -> tuple[Tensor, Tensor]:
+        """(r, following(r)) with r = residual + norm of x: two norms in one pass."""
+        if self._ready is not None and following._ready is not None and not self.training:
+            return ops.norm_pair(x, self._ready, residual, following._ready)
+        stream = self(x, residual)
+        return stream, following(stream)
+
+    def turn(self, heads: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+        """Per-head norm and rope."""
+        if self._ready is not None and not self.training:
+            return ops.norm_rope(heads, self._ready, cos, signed_sin)
+        return reference.apply_rope(self(heads), cos, signed_sin)
 
     __call__ = forward
 
@@ -96,11 +110,11 @@ class Attention(nn.Module):
         self.o_proj = RowLinear(self.heads * hd, hidden_size, group=group, dtype=dtype, device=device)
         self.q_norm = RMSNorm(hd, eps, dtype=dtype, device=device)
         self.k_norm = RMSNorm(hd, eps, dtype=dtype, device=device) if layer.owns_kv else None
-        self._ready: ops.NormWeights | None = None
+        self._ready: reference.NormWeights | None = None
 
     def prepare(self) -> None:
         """Stack the per-head norm weights once; call again after weights change."""
-        self._ready = None if self.k_norm is None else ops.prepare_norm(self._stacked(), self.eps)
+        self._ready = None if self.k_norm is None else reference.prepare_norm(self._stacked(), self.eps)
 
     def _stacked(self) -> Tensor:
         """Norm weights of all heads, [heads, hd]: queries', keys', and 1 for values."""
@@ -110,18 +124,18 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         layer = self.layer
-        batch, queries, _ = ops.sizes(x)
+        batch, queries, _ = reference.sizes(x)
         heads = self.qkv_proj(x).view(batch, queries, self.projected, layer.head_dim)
         if self.k_norm is None:
-            q = ops.apply_rope(self.q_norm(heads), *context.rope(layer))
+            q = self.q_norm.turn(heads, *context.rope(layer))
             return self.o_proj(context.attend(layer, q, None))
         if layer.k_eq_v:
             heads = torch.cat((heads, heads[:, :, self.heads :]), dim=2)
         if self._ready is not None and not self.training:
-            normed = ops.prepared_norm(heads, self._ready)
+            turned = ops.norm_rope(heads, self._ready, *context.rope(layer))
         else:
-            normed = ops.rms_norm(heads, self._stacked(), self.eps)
-        turned = ops.apply_rope(normed, *context.rope(layer))
+            normed = reference.rms_norm(heads, self._stacked(), self.eps)
+            turned = reference.apply_rope(normed, *context.rope(layer))
         q, kv = turned.narrow(2, 0, self.heads), turned.narrow(2, self.heads, 2 * self.kv_heads)
         return self.o_proj(context.attend(layer, q, kv))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from frostline.kernels import reference as ops
+from frostline.kernels import ops, reference
 from frostline.model.spec import MoESpec
 from frostline.parallel.group import ParallelGroup
 from frostline.parallel.linear import ColumnLinear
@@ -31,8 +31,8 @@ class Router(nn.Module):
 
     def forward(self, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(weights [R, k] at least float32, expert ids [R, k])."""
-        z = ops.rms_norm(residual, None, self.eps) * self.scale * self._shrink
-        p = ops.at_least_float32(self.proj(z)).softmax(-1)
+        z = reference.rms_norm(residual, None, self.eps) * self.scale * self._shrink
+        p = reference.at_least_float32(self.proj(z)).softmax(-1)
         weights, experts = p.topk(self.top_k, dim=-1)
         weights = weights / weights.sum(-1, keepdim=True)
         return weights * self.per_expert_scale[experts], experts
@@ -54,5 +54,5 @@ class Experts(nn.Module):
     def _few(self, y: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         gate_up = torch.einsum("rd,rkid->rki", y, self.gate_up_proj[experts])
         down = torch.einsum("rki,rkdi->rkd", ops.gated_gelu(gate_up), self.down_proj[experts])
-        weighted = (ops.at_least_float32(down) * weights.unsqueeze(-1)).to(y.dtype)
+        weighted = (reference.at_least_float32(down) * weights.unsqueeze(-1)).to(y.dtype)
         return weighted.sum(1)

@@ -1,0 +1,184 @@
+"""Paged attention in Triton: query rows of a verify or draft forward against keys and values where they lie.
+
+One program takes the query rows that share a kv head (nodes x heads of its group, packed for the matrix unit) over one
+split of the KV rows; splits have a fixed length and fixed borders, so a request's result does not depend on its batch
+or on the bound. A second kernel joins the splits. Rows below the frost line are seen by position and window, new rows by
+ancestor words. The twin is reference.paged_attention.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+SPLIT = 256
+
+
+@triton.jit
+def _split_kernel(
+    q_ptr,
+    kv_ptr,
+    table_ptr,
+    length_ptr,
+    words_ptr,
+    depth_ptr,
+    part_ptr,
+    stats_ptr,
+    table_width,
+    nodes,
+    groups,
+    offset,
+    window,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HD: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    FROZEN: tl.constexpr,
+    SPLIT_ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    batch, head = tl.program_id(0) // KV_HEADS, tl.program_id(0) % KV_HEADS
+    split = tl.program_id(2)
+    group: tl.constexpr = HEADS // KV_HEADS
+    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    real = m < nodes * group
+    node = tl.minimum(m // group, nodes - 1)
+    d = tl.arange(0, HD)
+    length = tl.load(length_ptr + batch)
+    if FROZEN:
+        end = length
+        position = tl.zeros((BLOCK_M,), tl.int64) + length + offset
+        word = tl.zeros((BLOCK_M,), tl.int64)
+        depth = tl.zeros((BLOCK_M,), tl.int64)
+        least = length + offset
+    else:
+        end = length + nodes
+        word = tl.load(words_ptr + batch * nodes + node)
+        depth = tl.load(depth_ptr + batch * nodes + node)
+        position = length + depth
+        least = length
+    begin = split * SPLIT_ROWS
+    if WINDOWED:
+        begin += tl.maximum(least - window + 1, 0) // SPLIT_ROWS * SPLIT_ROWS
+    q_at = ((batch * nodes + node) * HEADS + head * group + m % group) * HD
+    q = tl.load(q_ptr + q_at[:, None] + d[None, :], mask=real[:, None], other=0.0)
+    top = tl.full((BLOCK_M,), -1e30, tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    out = tl.zeros((BLOCK_M, HD), tl.float32)
+    for start in range(begin, tl.minimum(begin + SPLIT_ROWS, end), BLOCK_S):
+        row = start + tl.arange(0, BLOCK_S)
+        there = row < end
+        page = tl.load(table_ptr + batch * table_width + row // PAGE, mask=there, other=0)
+        kv_at = (page * PAGE + row % PAGE) * (2 * KV_HEADS * HD) + head * HD
+        k = tl.load(kv_ptr + kv_at[:, None] + d[None, :], mask=there[:, None], other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee")
+        seen = there[None, :] & (row < length)[None, :]
+        if WINDOWED:
+            seen = seen & (position[:, None] - row[None, :] < window)
+        if not FROZEN:
+            new = tl.minimum(tl.maximum(row - length, 0), nodes - 1)
+            related = ((word[:, None] >> new[None, :]) & 1) > 0
+            if WINDOWED:
+                key_depth = tl.load(depth_ptr + batch * nodes + new)
+                related = related & (depth[:, None] - key_depth[None, :] < window)
+            seen = seen | (there & (row >= length))[None, :] & related
+        score = tl.where(seen, score, -1e30)
+        best = tl.maximum(top, tl.max(score, 1))
+        weight = tl.where(seen, tl.exp(score - best[:, None]), 0.0)
+        fade = tl.exp(top - best)
+        total = total * fade + tl.sum(weight, 1)
+        v = tl.load(kv_ptr + kv_at[:, None] + KV_HEADS * HD + d[None, :], mask=there[:, None], other=0.0)
+        out = out * fade[:, None] + tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+        top = best
+    at = ((batch * nodes + node) * HEADS + head * group + m % group) * SPLITS + split
+    tl.store(stats_ptr + at * 2, top, mask=real)
+    tl.store(stats_ptr + at * 2 + 1, total, mask=real)
+    tl.store(part_ptr + at[:, None] * HD + d[None, :], out, mask=real[:, None])
+
+
+@triton.jit
+def _join_kernel(part_ptr, stats_ptr, out_ptr, HD: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * SPLITS
+    d = tl.arange(0, HD)
+    split = tl.arange(0, BLOCK)
+    tops = tl.load(stats_ptr + (at + split) * 2, mask=split < SPLITS, other=-1e30)
+    best = tl.max(tops, 0)
+    out = tl.zeros((HD,), tl.float32)
+    total = 0.0
+    for i in range(SPLITS):
+        weight = tl.load(stats_ptr + (at + i) * 2 + 1)
+        # A split without rows has weight 0; what lies in its part was never written.
+        if weight > 0:
+            fade = tl.exp(tl.load(stats_ptr + (at + i) * 2) - best)
+            total += weight * fade
+            out += tl.load(part_ptr + (at + i) * HD + d) * fade
+    tl.store(out_ptr + tl.program_id(0).to(tl.int64) * HD + d, out / tl.maximum(total, 1e-30))
+
+
+def paged_attention(
+    q_BNHD: Tensor,
+    slots: Tensor,
+    table_Bn: Tensor,
+    length_B: Tensor,
+    *,
+    page_size: int,
+    kv_bound: int,
+    window: int | None,
+    words_BN: Tensor | None = None,
+    depth_BN: Tensor | None = None,
+    offset: int = 0,
+) -> Tensor:
+    """Attention with scale 1 over paged rows, [B, N, H * hd] in q's dtype.
+
+    q_BNHD: N query rows of H heads. slots [S, 2 * Hkv, hd]: a layer's rows by slot, keys first. table_Bn, length_B
+    int64: page tables and `P`. With words_BN and depth_BN, int64: verify; N new rows at `[P, P + N)` are seen by
+    ancestor words and query n sits at `P + depth`. Without: drafting over `[0, P)` from the constant position
+    `P + offset`.
+    """
+    batch, nodes, heads, hd = q_BNHD.shape
+    kv_heads = slots.shape[1] // 2
+    frozen = words_BN is None or depth_BN is None
+    reach = kv_bound if window is None else min(kv_bound, window + nodes + SPLIT)
+    splits = triton.cdiv(reach, SPLIT)
+    packed = nodes * heads // kv_heads
+    block_m = min(32 if hd > 256 else 64, max(16, triton.next_power_of_2(packed)))
+    wide = slots.dtype == torch.float32
+    out = torch.empty(batch, nodes, heads * hd, dtype=q_BNHD.dtype, device=q_BNHD.device)
+    part = torch.empty(batch, nodes, heads, splits, hd, dtype=torch.float32, device=q_BNHD.device)
+    stats = torch.empty(batch, nodes, heads, splits, 2, dtype=torch.float32, device=q_BNHD.device)
+    _split_kernel[(batch * kv_heads, triton.cdiv(packed, block_m), splits)](
+        q_BNHD.contiguous(),
+        slots,
+        table_Bn,
+        length_B,
+        length_B if words_BN is None else words_BN,
+        length_B if depth_BN is None else depth_BN,
+        part,
+        stats,
+        table_Bn.stride(0),
+        nodes,
+        heads // kv_heads,
+        offset,
+        window or 0,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HD=hd,
+        PAGE=page_size,
+        WINDOWED=window is not None,
+        FROZEN=frozen,
+        SPLIT_ROWS=SPLIT,
+        SPLITS=splits,
+        BLOCK_M=block_m,
+        BLOCK_S=16 if wide and hd > 256 else 32,
+        num_warps=4 if hd <= 128 else 8,
+        num_stages=1 if wide else 2,
+    )
+    _join_kernel[(batch * nodes * heads,)](
+        part, stats, out, HD=hd, SPLITS=splits, BLOCK=triton.next_power_of_2(splits), num_warps=2
+    )
+    return out
