@@ -2,8 +2,8 @@
 
 One program takes the query rows that share a kv head (nodes x heads of its group, packed for the matrix unit) over one
 split of the KV rows; splits have a fixed length and fixed borders, so a request's result does not depend on its batch
-or on the bound. A second kernel joins the splits. Rows below the frost line are seen by position and window, new rows by
-ancestor words. The twin is reference.paged_attention.
+or on the bound. A second kernel joins the splits. Rows below the frost line are seen by position and window, new rows
+by ancestor words. The twin is reference.paged_attention.
 """
 
 from __future__ import annotations
