@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
-from frostline.kernels import reference
+from frostline.kernels import fused, paged, reference
 
 CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"  # Read when kernels are defined.
-from frostline.kernels import fused, paged  # noqa: E402
-
 DEVICE = "cuda" if CUDA else "cpu"
 # The interpreter has no bfloat16 arithmetic of its own.
 DTYPES = [torch.float32, torch.bfloat16] if CUDA else [torch.float32]
