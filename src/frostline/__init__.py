@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from frostline.engine.timeline import Timeline
     from frostline.errors import ConfigError, FrostlineError, ModelError, PairError, RequestError
     from frostline.llm import LLM
-    from frostline.types import CompletionOutput, RequestOutput, SamplingParams, SpecStats, StreamOutput
+    from frostline.types import CompletionOutput, Logprob, RequestOutput, SamplingParams, SpecStats, StreamOutput
 
 __version__ = "0.1.0"
 
@@ -26,6 +26,7 @@ __all__ = [
     "EngineConfig",
     "EngineStats",
     "FrostlineError",
+    "Logprob",
     "ModelError",
     "PairError",
     "RequestError",
@@ -44,7 +45,7 @@ _HOMES = {
     "frostline.engine.timeline": ("Timeline",),
     "frostline.errors": ("ConfigError", "FrostlineError", "ModelError", "PairError", "RequestError"),
     "frostline.llm": ("LLM",),
-    "frostline.types": ("CompletionOutput", "RequestOutput", "SamplingParams", "SpecStats", "StreamOutput"),
+    "frostline.types": ("CompletionOutput", "Logprob", "RequestOutput", "SamplingParams", "SpecStats", "StreamOutput"),
 }
 
 

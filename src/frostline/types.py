@@ -222,7 +222,7 @@ class StreamOutput:
     The texts of a sample add up to the text of its CompletionOutput, the ids to its ids. Text may lag behind the ids: a
     piece never splits a character or shows the beginning of a stop string. prompt_index, index: which prompt of the
     call, which sample of it. finish_reason: set in the last one of the sample. output: set in the last one of the
-    request, the whole of it.
+    request, the whole of it. logprobs: one entry per id, when asked for.
     """
 
     request_id: str
@@ -232,4 +232,5 @@ class StreamOutput:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    logprobs: tuple[Logprobs, ...] | None = None
     output: RequestOutput | None = None

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from frostline import CompletionOutput, Logprob, RequestOutput
+from frostline.cli.output import output_json
 from tests.cli.conftest import Run
 from tests.cli.fakes import FakeLLM
 
@@ -104,3 +106,29 @@ def test_a_bug_keeps_its_traceback(run: Run, engines: list[FakeLLM], monkeypatch
     monkeypatch.setattr(FakeLLM, "generate", broken)
     with pytest.raises(ZeroDivisionError):
         run("generate", "--prompt", "x")
+
+
+def test_log_probabilities_are_in_the_json_only(run: Run, engines: list[FakeLLM]) -> None:
+    result = run("generate", "--prompt", "Hi", "--logprobs", "1")
+    assert result.exit_code != 0 and "add --json" in result.stderr and not engines
+    result = run("generate", "--prompt", "Hi", "--logprobs", "21", "--json")
+    assert result.exit_code != 0 and "logprobs must be 0" in result.stderr
+    completion = CompletionOutput(
+        text="a",
+        token_ids=(5,),
+        finish_reason="length",
+        logprobs=({5: Logprob(logprob=-0.5, rank=1, decoded_token="a")},),
+        cumulative_logprob=-0.5,
+    )
+    whole = RequestOutput(
+        request_id="0",
+        prompt="Hi",
+        prompt_token_ids=(1, 2),
+        outputs=(completion,),
+        seed=0,
+        prompt_logprobs=(None, {2: Logprob(logprob=-1.5, rank=3)}),
+    )
+    shown = output_json(whole)
+    own = {"token_id": 5, "logprob": -0.5, "rank": 1, "decoded_token": "a"}
+    assert shown["outputs"][0]["logprobs"] == [[own]] and shown["outputs"][0]["cumulative_logprob"] == -0.5
+    assert shown["prompt_logprobs"][0] is None and shown["prompt_logprobs"][1][0]["rank"] == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -52,10 +52,20 @@ def generate(
             "--chat", help="A user's turn, answered; repeated, the turns of one conversation.", rich_help_panel=_INPUT
         ),
     ] = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option("--logprobs", help="With --json: log-probabilities, also of this many likely tokens, 0 to 20."),
+    ] = None,
+    prompt_logprobs: Annotated[
+        int | None, typer.Option("--prompt-logprobs", help="The same for the tokens of the prompts.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Generate text with Frozen-KV multi-token prediction; the same tokens as without it."""
-    meaning, params = speculation.resolve(), sampling.params()
+    meaning = speculation.resolve()
+    params = replace(sampling.params(), logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    if not as_json and not (logprobs is None and prompt_logprobs is None):
+        raise ConfigError("log-probabilities are part of the JSON; add --json")
     prompts = loading.gather_prompts(prompt, prompt_file)
     turns = loading.gather_prompts(chat, None)
     if not prompts and not turns:

@@ -11,6 +11,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from frostline import __version__
-from frostline.types import RequestOutput
+from frostline.types import CompletionOutput, Logprobs, RequestOutput
 
 PIPE_WIDTH = 140
 
@@ -71,9 +72,11 @@ def output_json(output: RequestOutput) -> dict[str, Any]:
                 "token_ids": list(completion.token_ids),
                 "finish_reason": completion.finish_reason,
                 "stop_reason": completion.stop_reason,
+                **_logprobs_json(completion),
             }
             for completion in output.outputs
         ],
+        **({} if output.prompt_logprobs is None else {"prompt_logprobs": _entries(output.prompt_logprobs)}),
         "stats": {
             "accept_length": round(stats.accept_length, 4),
             "iterations": stats.iterations,
@@ -83,6 +86,20 @@ def output_json(output: RequestOutput) -> dict[str, Any]:
             "run_lengths": list(stats.run_lengths),
         },
     }
+
+
+def _logprobs_json(completion: CompletionOutput) -> dict[str, Any]:
+    if completion.logprobs is None:
+        return {}
+    return {"cumulative_logprob": completion.cumulative_logprob, "logprobs": _entries(completion.logprobs)}
+
+
+def _entries(logprobs: Sequence[Logprobs | None]) -> list[list[dict[str, Any]] | None]:
+    """The token itself first at every position, as in the Python API; a list, for JSON's keys have no order to keep."""
+    return [
+        None if entry is None else [{"token_id": token, **asdict(logprob)} for token, logprob in entry.items()]
+        for entry in logprobs
+    ]
 
 
 def environment(device: str) -> dict[str, Any]:

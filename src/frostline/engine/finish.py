@@ -95,6 +95,10 @@ class FinishRules:
         ids = output_ids[:-1] if finish.hides_last else output_ids
         return self._decoder.decode(ids, skip_special_tokens=self._params.skip_special_tokens)
 
+    def spell(self, token: int) -> str | None:
+        """One token as text, special ones included; None without a tokenizer."""
+        return None if self._decoder is None else self._decoder.decode([token], skip_special_tokens=False)
+
     def _cut_by_token(self, run: Sequence[int], emitted: int) -> Cut | None:
         for index, token in enumerate(run):
             if emitted + index < self._params.min_tokens:

@@ -54,6 +54,7 @@ class StreamedRequest:
             token_ids=ids,
             finish_reason=None if request.finish is None else request.finish.reason,
             stop_reason=None if request.finish is None else request.finish.stop_reason,
+            logprobs=request.logprobs.outputs(ids, request.rules.spell, start=sent),
         )
 
     def _text(self, ids: Sequence[int]) -> str:

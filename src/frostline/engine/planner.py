@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from frostline.config import SpeculativeConfig, tree_capacity
 from frostline.engine.alarm import AcceptanceAlarm
+from frostline.engine.logprobs import batch_size_of
 from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
 from frostline.runner.rules import RuleFeatures
@@ -53,6 +54,7 @@ class Planner:
             filtered=any(request.params.is_filtered for request in everyone),
             max_top_k=_max_top_k([request.params for request in everyone if request.params.is_sampled]),
             rules=_rules(everyone),
+            logprobs=batch_size_of(request.params.logprobs for request in everyone),
             coupled=config.draft_sampling == "coupled",
             draft_offset=self.offset.next() if steps else 0,
         )

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from frostline.engine.counters import SpecCounter
 from frostline.engine.finish import NAN_LOGITS, Finish, FinishRules
+from frostline.engine.logprobs import LogprobRecord
 from frostline.runner.rules import LogitRules
+from frostline.speculative.step import TokenLogprobs
 from frostline.types import CompletionOutput, Group, RequestOutput, SamplingParams
 
 
@@ -43,6 +45,9 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     counter: SpecCounter = field(default_factory=SpecCounter)
     finish: Finish | None = None
+
+    def __post_init__(self) -> None:
+        self.logprobs = LogprobRecord(params=self.params, prompt_ids=self.prompt_ids)
 
     @property
     def prompt_len(self) -> int:
@@ -88,7 +93,7 @@ class Request:
         self.due_least += 1
         self.due_most += most
 
-    def accept_seed(self, token: int, *, finite: bool) -> int:
+    def accept_seed(self, token: int, *, finite: bool, logprobs: TokenLogprobs | None = None) -> int:
         """The first token, from the prompt's last logits; it may already end the request. How many are kept: 1 or 0.
 
         Numbers that are not finite may end it earlier: an executor reports them with the chunk that made them.
@@ -96,14 +101,16 @@ class Request:
         if self.is_seeded or (self.unscheduled and finite):
             raise AssertionError(f"{self.request_id}: seeded at {self.known} tokens, {self.unscheduled} not prefilled")
         self._returned(1)
-        return self._accept((token,), finite=finite)
+        return self._accept((token,), finite=finite, logprobs=None if logprobs is None else (logprobs,))
 
-    def accept_run(self, run: Sequence[int], *, drafted: int, finite: bool) -> int:
+    def accept_run(
+        self, run: Sequence[int], *, drafted: int, finite: bool, logprobs: tuple[TokenLogprobs, ...] | None = None
+    ) -> int:
         """One iteration's tokens: cut by the finish rules, kept, counted. How many are kept."""
         if not self.is_seeded or not 1 <= len(run) <= drafted + 1:
             raise AssertionError(f"{self.request_id}: {len(run)} tokens from {drafted} drafts at {self.known} known")
         self._returned(drafted + 1)
-        kept = self._accept(run, finite=finite)
+        kept = self._accept(run, finite=finite, logprobs=logprobs)
         if kept:
             self.counter.record(drafted=drafted, committed=len(run), kept=kept)
         return kept
@@ -122,6 +129,8 @@ class Request:
             token_ids=tuple(self.output_ids),
             finish_reason=self.finish.reason,
             stop_reason=self.finish.stop_reason,
+            logprobs=self.logprobs.outputs(self.output_ids, self.rules.spell),
+            cumulative_logprob=self.logprobs.total(),
         )
         return RequestOutput(
             request_id=self.request_id,
@@ -130,6 +139,7 @@ class Request:
             outputs=(completion,),
             seed=self.seed,
             stats=self.counter.freeze(),
+            prompt_logprobs=self.logprobs.prompts(self.rules.spell),
         )
 
     def _returned(self, most: int) -> None:
@@ -137,13 +147,14 @@ class Request:
         self.due_least = max(0, self.due_least - 1)
         self.due_most = max(0, self.due_most - most)
 
-    def _accept(self, run: Sequence[int], *, finite: bool) -> int:
+    def _accept(self, run: Sequence[int], *, finite: bool, logprobs: tuple[TokenLogprobs, ...] | None) -> int:
         """Tokens kept of the run; none when the logits were NaN, which ends this request and no other."""
         if not finite:
             self.end(Finish(reason="error", stop_reason=NAN_LOGITS))
             return 0
         cut = self.rules.cut(run, emitted=len(self.output_ids))
         self.output_ids.extend(run[: cut.length])
+        self.logprobs.keep(logprobs, cut.length)
         if cut.finish is not None:
             self.end(cut.finish)
         return cut.length

@@ -67,7 +67,7 @@ class Scheduler:
         chunks: list[PrefillChunk] = []
         budget = self._max_prefill_tokens
         for request in self._prefilling(inits, growth):
-            chunk = _next_chunk(request, budget)
+            chunk = request.logprobs.scored(_next_chunk(request, budget))
             chunks.append(chunk)
             budget -= len(chunk.tokens)
             if budget == 0:
@@ -106,14 +106,16 @@ class Scheduler:
         self.counters.late_runs += len(result.runs) - len(runs)
         self._planner.observe(batch.step.plan, runs)
         finished: list[Request] = []
+        for prompt in result.prompts:
+            batch.requests[prompt.row].logprobs.keep_prompt(prompt)
         for seed in result.seeds:
             request = batch.requests[seed.row]
             if not request.is_finished:
-                self.counters.seeded(kept=request.accept_seed(seed.token, finite=seed.finite))
+                self.counters.seeded(kept=request.accept_seed(seed.token, finite=seed.finite, logprobs=seed.logprobs))
                 self._retire(request, finished)
         for run in runs:
             request = batch.requests[run.row]
-            kept = request.accept_run(run.tokens, drafted=run.drafted, finite=run.finite)
+            kept = request.accept_run(run.tokens, drafted=run.drafted, finite=run.finite, logprobs=run.logprobs)
             self.counters.ran(drafted=run.drafted, committed=len(run.tokens), kept=kept)
             self._retire(request, finished)
         return finished

@@ -16,6 +16,7 @@ from frostline.config import DraftPosition, EngineConfig, SpeculativeConfig
 from frostline.errors import ConfigError
 from frostline.model.attention import PagedContext
 from frostline.runner.graphs import Graphs, graphs_for
+from frostline.runner.logprobs import score_tokens
 from frostline.runner.memory import plan_pages
 from frostline.runner.rows import Rows, RowValues
 from frostline.runner.sampling import choose
@@ -24,6 +25,7 @@ from frostline.runner.transfer import Results
 from frostline.speculative.iteration import Run, iterate
 from frostline.speculative.pair import Pair, load_pair
 from frostline.speculative.plan import Plan
+from frostline.speculative.prompt import ScoredPrompt, score_prompt, token_logprobs
 from frostline.speculative.scoring import Scorer
 from frostline.speculative.step import DraftNodes, PrefillChunk, RunResult, SeedResult, Step, StepResult
 from frostline.types import GROUPS, Group
@@ -31,17 +33,31 @@ from frostline.types import GROUPS, Group
 
 @dataclass(frozen=True, kw_only=True)
 class _Seeds:
-    """First tokens of the rows of one padded prefill batch; `last` says which of them ended their prompt."""
+    """First tokens of the rows of one padded prefill batch; `last` says which of them ended their prompt.
+
+    results: tokens, whether finite, and scores of the tokens where the plan asks for them.
+    """
 
     chunks: tuple[PrefillChunk, ...]
     results: Results
+    prompt: ScoredPrompt | None
+
+    def read(self) -> list[SeedResult]:
+        token_B, finite_B, *scores = self.results.read()
+        entries = token_logprobs(scores) if scores else [None] * len(self.chunks)
+        return [
+            SeedResult(row=chunk.row, token=token, finite=finite, logprobs=entry)
+            for chunk, token, finite, entry in zip(self.chunks, token_B, finite_B, entries, strict=True)
+            if chunk.last or not finite
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class InFlight:
     """A launched step: results on their way to `collect`. drafted: depth offered to each row of the run.
 
-    run: tokens, counts, whether finite, and the drafted tokens and parents where nodes are recorded.
+    run: tokens, counts, whether finite, the tokens' scores where the plan asks for them, and the drafted tokens and
+    parents where nodes are recorded.
     """
 
     step: Step
@@ -166,14 +182,10 @@ class DeviceExecutor:
     @torch.inference_mode()
     def collect(self, flight: InFlight) -> StepResult:
         """Wait for the step and read it; nothing of the device side's state is read or written."""
-        seeds = [
-            SeedResult(row=chunk.row, token=token, finite=finite)
-            for batch in flight.seeds
-            for chunk, token, finite in zip(batch.chunks, *batch.results.read(), strict=True)
-            if chunk.last or not finite
-        ]
+        seeds = [seed for batch in flight.seeds for seed in batch.read()]
+        prompts = [found for batch in flight.seeds if batch.prompt is not None for found in batch.prompt.read()]
         runs = [] if flight.run is None else self._read_run(flight, flight.run)
-        return StepResult(seeds=tuple(seeds), runs=tuple(runs))
+        return StepResult(seeds=tuple(seeds), runs=tuple(runs), prompts=tuple(prompts))
 
     def _iterate(self, rows: Sequence[int], plan: Plan, kv_bound: int) -> Run:
         """One iteration, of padding rows too where recordings want a rounder batch; these come last."""
@@ -210,24 +222,33 @@ class DeviceExecutor:
             kv_bound=max(chunk.start for chunk in chunks) + width,
             length_B=length_B,
         )
-        hidden_BD = target(token_BQ, context, last=length_B - 1).squeeze(1)
+        prompt = None
+        if chunks[0].prompt_logprobs is None:
+            hidden_BD = target(token_BQ, context, last=length_B - 1).squeeze(1)
+        else:
+            hidden_BQD = target(token_BQ, context)
+            hidden_BD = hidden_BQD[torch.arange(len(chunks), device=length_B.device), length_B - 1]
+            prompt = score_prompt(target, hidden_BQD, chunks)
         end_B = start_B + length_B
-        scores = Scorer(self._rows, rows_B, plan)(target.logits(hidden_BD), (end_B - 1).unsqueeze(1))
-        token_B = choose(scores)
+        logits = target.logits(hidden_BD)
+        token_B = choose(Scorer(self._rows, rows_B, plan)(logits, (end_B - 1).unsqueeze(1)))
         self._rows.seed(rows_B, end_B, token_B, hidden_BD)
         if plan.rules.penalties:
             # What a chunk inside a prompt seems to be followed by is nobody's token.
             last_B1 = self._rows.index([chunk.last for chunk in chunks]).bool().unsqueeze(1)
             self._rows.rules.count(rows_B, token_B.unsqueeze(1), last_B1)
-        return _Seeds(chunks=chunks, results=Results(token_B, hidden_BD.isfinite().all(1)))
+        scores = () if plan.logprobs < 0 else score_tokens(logits, token_B, plan.logprobs)
+        results = Results(token_B, hidden_BD.isfinite().all(1), *scores)
+        return _Seeds(chunks=chunks, results=results, prompt=prompt)
 
     def _results(self, run: Run) -> Results:
         nodes = (run.tree.token_BN, run.tree.parent_BN) if self._record else ()
-        return Results(run.tokens_BK, run.count_B, run.finite_B, *nodes)
+        return Results(run.tokens_BK, run.count_B, run.finite_B, *(run.scores or ()), *nodes)
 
     def _read_run(self, flight: InFlight, run: Results) -> list[RunResult]:
         step = flight.step
-        tokens, counts, finite, *tree = (values[: len(step.rows)] for values in run.read())
+        tokens, counts, finite, *rest = (values[: len(step.rows)] for values in run.read())
+        scores, tree = (rest[:4], rest[4:]) if step.plan.logprobs >= 0 else ([], rest)
         nodes: list[DraftNodes | None] = [None] * len(step.rows)
         if tree:
             nodes = [
@@ -240,6 +261,7 @@ class DeviceExecutor:
                 drafted=flight.drafted[i],
                 finite=finite[i],
                 nodes=node,
+                logprobs=tuple(token_logprobs([column[i][: counts[i]] for column in scores])) if scores else None,
             )
             for i, (row, node) in enumerate(zip(step.rows, nodes, strict=True))
         ]
@@ -258,10 +280,11 @@ class DeviceExecutor:
 
 
 def alike(chunks: tuple[PrefillChunk, ...]) -> list[tuple[PrefillChunk, ...]]:
-    """Chunks grouped so that padding to the longest of a group at most doubles a chunk."""
+    """Chunks grouped so that padding to a group's longest at most doubles a chunk; scored ones among themselves."""
     groups: list[list[PrefillChunk]] = []
-    for chunk in sorted(chunks, key=lambda c: len(c.tokens), reverse=True):
-        if groups and 2 * len(chunk.tokens) >= len(groups[-1][0].tokens):
+    for chunk in sorted(chunks, key=lambda c: (c.prompt_logprobs is None, len(c.tokens)), reverse=True):
+        alike = groups and (chunk.prompt_logprobs is None) == (groups[-1][0].prompt_logprobs is None)
+        if alike and 2 * len(chunk.tokens) >= len(groups[-1][0].tokens):
             groups[-1].append(chunk)
         else:
             groups.append([chunk])

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from frostline.cache.pool import KVCache
 from frostline.model.attention import PagedContext, TreeRows, slots_of
+from frostline.runner.logprobs import TokenScores, score_tokens
 from frostline.runner.rows import Rows
 from frostline.runner.sampling import choose
 from frostline.runner.spans import spec_stage_span
@@ -34,25 +35,33 @@ class Run:
     """What one iteration committed: tokens [B, K + 1], the first count [B] of them real, the last real one the bonus.
 
     finite [B]: False where the accepted rows' hidden states held NaN or infinity. tree: the nodes that were verified.
+    scores: of the tokens, [B, K + 1] and [B, K + 1, k], when the plan asks for log-probabilities.
     """
 
     tokens_BK: Tensor
     count_B: Tensor
     finite_B: Tensor
     tree: DraftTree
+    scores: TokenScores | None = None
 
     def tensors(self) -> tuple[Tensor, ...]:
         """All of it as a flat tuple, as a recording returns it."""
         tree = self.tree
         nodes = tree.token_BN, tree.parent_BN, tree.depth_BN, tree.ancestors_BN
-        return self.tokens_BK, self.count_B, self.finite_B, *nodes
+        return self.tokens_BK, self.count_B, self.finite_B, *nodes, *(self.scores or ())
 
     @classmethod
     def of(cls, tensors: tuple[Tensor, ...]) -> Run:
         """The inverse of `tensors`."""
-        tokens_BK, count_B, finite_B, token_BN, parent_BN, depth_BN, ancestors_BN = tensors
+        tokens_BK, count_B, finite_B, token_BN, parent_BN, depth_BN, ancestors_BN, *scores = tensors
         tree = DraftTree(token_BN=token_BN, parent_BN=parent_BN, depth_BN=depth_BN, ancestors_BN=ancestors_BN)
-        return cls(tokens_BK=tokens_BK, count_B=count_B, finite_B=finite_B, tree=tree)
+        return cls(
+            tokens_BK=tokens_BK,
+            count_B=count_B,
+            finite_B=finite_B,
+            tree=tree,
+            scores=TokenScores(*scores) if scores else None,
+        )
 
 
 def iterate(pair: Pair, cache: KVCache, rows: Rows, rows_B: Tensor, plan: Plan, kv_bound: int) -> Run:
@@ -62,7 +71,7 @@ def iterate(pair: Pair, cache: KVCache, rows: Rows, rows_B: Tensor, plan: Plan, 
     with spec_stage_span("draft", device):
         tree = draft(pair, cache, rows, rows_B, tables, plan, kv_bound)
     with spec_stage_span("verify", device):
-        hidden_BND, choice_BN = _verify(pair, cache, rows, rows_B, tables, tree, plan, kv_bound)
+        hidden_BND, logits_BNV, choice_BN = _verify(pair, cache, rows, rows_B, tables, tree, plan, kv_bound)
     with spec_stage_span("accept", device):
         path_BK, accepted_B = accept_walk(tree, choice_BN, rows.depth.index_select(0, rows_B), plan.num_steps)
         if not plan.is_chain:
@@ -76,11 +85,13 @@ def iterate(pair: Pair, cache: KVCache, rows: Rows, rows_B: Tensor, plan: Plan, 
         path_hidden = hidden_BND.gather(1, path_BK.unsqueeze(2).expand(-1, -1, int(hidden_BND.shape[2])))
         # The path is padded with its last node, so its last row is the last accepted one.
         rows.seed(rows_B, length_B + accepted_B + 1, tokens_BK.gather(1, accepted_B1).squeeze(1), path_hidden[:, -1])
+        scores = None if plan.logprobs < 0 else _scores(logits_BNV, path_BK, tokens_BK, plan.logprobs)
     return Run(
         tokens_BK=tokens_BK,
         count_B=accepted_B + 1,
         finite_B=path_hidden.isfinite().flatten(1).all(1),
         tree=tree,
+        scores=scores,
     )
 
 
@@ -93,8 +104,8 @@ def _verify(
     tree: DraftTree,
     plan: Plan,
     kv_bound: int,
-) -> tuple[Tensor, Tensor]:
-    """One target forward over all nodes: (hidden [B, N, D], the token that the rule emits after each node [B, N])."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One target forward over all nodes: hidden [B, N, D], raw logits [B, N, V], the rule's token after each [B, N]."""
     target, length_B, width = pair.target, rows.length.index_select(0, rows_B), plan.verify_width
     context = PagedContext(
         cache,
@@ -108,8 +119,17 @@ def _verify(
     )
     hidden = target(tree.token_BN, context)
     paths = paths_of(tree) if plan.rules.penalties else None
-    scores = Scorer(rows, rows_B, plan)(target.logits(hidden).flatten(0, 1), context.positions_BQ, paths=paths)
-    return hidden, choose(scores).view(-1, width)
+    logits = target.logits(hidden)
+    scores = Scorer(rows, rows_B, plan)(logits.flatten(0, 1), context.positions_BQ, paths=paths)
+    return hidden, logits, choose(scores).view(-1, width)
+
+
+def _scores(logits_BNV: Tensor, path_BK: Tensor, tokens_BK: Tensor, top: int) -> TokenScores:
+    """Log-probabilities of the run's tokens, [B, K + 1], from the raw logits of the accepted path."""
+    batch, width = map(int, logits_BNV.shape[:2])
+    row_BK = path_BK + torch.arange(batch, device=path_BK.device).unsqueeze(1) * width
+    logits_RV = logits_BNV.flatten(0, 1).index_select(0, row_BK.flatten())
+    return score_tokens(logits_RV, tokens_BK.flatten(), top).view(batch, int(tokens_BK.shape[1]))
 
 
 def _compact(

@@ -45,12 +45,18 @@ class PageGrowth:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillChunk:
-    """Prompt tokens for KV rows `[start, start + len(tokens))`. After the last chunk the row is seeded."""
+    """Prompt tokens for KV rows `[start, start + len(tokens))`. After the last chunk the row is seeded.
+
+    prompt_logprobs: score the token after every row, with this many most likely ones; None scores nothing. following:
+    the prompt's token after the chunk, when it is scored and there is one.
+    """
 
     row: int
     start: int
     tokens: tuple[int, ...]
     last: bool
+    prompt_logprobs: int | None = None
+    following: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +86,30 @@ class DraftNodes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenLogprobs:
+    """One token's log-probability and rank under the raw logits, and the most likely tokens in descending order."""
+
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptLogprobs:
+    """Entries of a row's prompt tokens at positions `start` and up, from one chunk."""
+
+    row: int
+    start: int
+    tokens: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunResult:
     """Tokens that one iteration committed for a row; the last is the new bonus. drafted: depth offered to this row.
 
-    finite: False when the row's logits held NaN; its tokens mean nothing then.
+    finite: False when the row's logits held NaN; its tokens mean nothing then. logprobs: one entry per token, when the
+    plan asked for them.
     """
 
     row: int
@@ -91,6 +117,7 @@ class RunResult:
     drafted: int
     finite: bool
     nodes: DraftNodes | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +127,14 @@ class SeedResult:
     row: int
     token: int
     finite: bool
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
     seeds: tuple[SeedResult, ...]
     runs: tuple[RunResult, ...]
+    prompts: tuple[PromptLogprobs, ...] = ()
 
 
 class Executor(Protocol):
