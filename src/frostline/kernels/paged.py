@@ -1,19 +1,44 @@
 """Paged attention in Triton: query rows of a verify or draft forward against keys and values where they lie.
 
 One program takes the query rows that share a kv head (nodes x heads of its group, packed for the matrix unit) over one
-split of the KV rows; splits have a fixed length and fixed borders, so a request's result does not depend on its batch
-or on the bound. A second kernel joins the splits. Rows below the frost line are seen by position and window, new rows
-by ancestor words. The twin is reference.paged_attention.
+split of the KV rows. Borders of splits depend on the request's own length and nothing else, so its result does not
+depend on its batch or on the bound. A second kernel joins the splits. Rows below the frost line are seen by position
+and window, new rows by ancestor words. The twin is reference.paged_attention.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-SPLIT = 256
+# A split holds 64 rows, or twice that as often as it takes for a request to have at most 64 splits.
+SHORTEST = 64
+MOST_SPLITS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """Rows of queries and of keys that one step of a program handles, and how it is compiled."""
+
+    block_m: int
+    block_s: int
+    num_warps: int
+    num_stages: int
+
+    @classmethod
+    def of(cls, packed: int, hd: int, dtype: torch.dtype) -> Tiling:
+        """packed: query rows that share a kv head."""
+        wide = dtype == torch.float32
+        return cls(
+            block_m=min(32 if hd > 256 else 64, max(16, triton.next_power_of_2(packed))),
+            block_s=16 if wide and hd > 256 else 32,
+            num_warps=4 if hd <= 128 else 8,
+            num_stages=1 if wide else 2,
+        )
 
 
 @triton.jit
@@ -37,7 +62,8 @@ def _split_kernel(
     PAGE: tl.constexpr,
     WINDOWED: tl.constexpr,
     FROZEN: tl.constexpr,
-    SPLIT_ROWS: tl.constexpr,
+    SHORTEST_SPLIT: tl.constexpr,
+    MOST: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -62,15 +88,19 @@ def _split_kernel(
         depth = tl.load(depth_ptr + batch * nodes + node)
         position = length + depth
         least = length
-    begin = split * SPLIT_ROWS
+    first = end - end
     if WINDOWED:
-        begin += tl.maximum(least - window + 1, 0) // SPLIT_ROWS * SPLIT_ROWS
+        first = tl.maximum(least - window + 1, 0) // SHORTEST_SPLIT * SHORTEST_SPLIT
+    rows_per_split = first - first + SHORTEST_SPLIT
+    for _ in tl.static_range(20):
+        rows_per_split = tl.where(rows_per_split * MOST < end - first, rows_per_split * 2, rows_per_split)
+    begin = first + split * rows_per_split
     q_at = ((batch * nodes + node) * HEADS + head * group + m % group) * HD
     q = tl.load(q_ptr + q_at[:, None] + d[None, :], mask=real[:, None], other=0.0)
     top = tl.full((BLOCK_M,), -1e30, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     out = tl.zeros((BLOCK_M, HD), tl.float32)
-    for start in range(begin, tl.minimum(begin + SPLIT_ROWS, end), BLOCK_S):
+    for start in range(begin, tl.minimum(begin + rows_per_split, end), BLOCK_S):
         row = start + tl.arange(0, BLOCK_S)
         there = row < end
         page = tl.load(table_ptr + batch * table_width + row // PAGE, mask=there, other=0)
@@ -105,18 +135,22 @@ def _split_kernel(
 def _join_kernel(part_ptr, stats_ptr, out_ptr, HD: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * SPLITS
     d = tl.arange(0, HD)
-    split = tl.arange(0, BLOCK)
-    tops = tl.load(stats_ptr + (at + split) * 2, mask=split < SPLITS, other=-1e30)
-    best = tl.max(tops, 0)
-    out = tl.zeros((HD,), tl.float32)
+    top = -1e30
     total = 0.0
-    for i in range(SPLITS):
-        weight = tl.load(stats_ptr + (at + i) * 2 + 1)
-        # A split without rows has weight 0; what lies in its part was never written.
-        if weight > 0:
-            fade = tl.exp(tl.load(stats_ptr + (at + i) * 2) - best)
-            total += weight * fade
-            out += tl.load(part_ptr + (at + i) * HD + d) * fade
+    out = tl.zeros((HD,), tl.float32)
+    for start in range(0, SPLITS, BLOCK):
+        split = start + tl.arange(0, BLOCK)
+        there = split < SPLITS
+        tops = tl.load(stats_ptr + (at + split) * 2, mask=there, other=-1e30)
+        sums = tl.load(stats_ptr + (at + split) * 2 + 1, mask=there, other=0.0)
+        best = tl.maximum(top, tl.max(tops, 0))
+        # A split without visible rows has the sum 0 and parts of 0.
+        weight = tl.where(sums > 0, tl.exp(tops - best), 0.0)
+        fade = tl.exp(top - best)
+        parts = tl.load(part_ptr + (at + split)[:, None] * HD + d[None, :], mask=(sums > 0)[:, None], other=0.0)
+        out = out * fade + tl.sum(parts * weight[:, None], 0)
+        total = total * fade + tl.sum(sums * weight, 0)
+        top = best
     tl.store(out_ptr + tl.program_id(0).to(tl.int64) * HD + d, out / tl.maximum(total, 1e-30))
 
 
@@ -132,6 +166,7 @@ def paged_attention(
     words_BN: Tensor | None = None,
     depth_BN: Tensor | None = None,
     offset: int = 0,
+    tiling: Tiling | None = None,
 ) -> Tensor:
     """Attention with scale 1 over paged rows, [B, N, H * hd] in q's dtype.
 
@@ -143,15 +178,14 @@ def paged_attention(
     batch, nodes, heads, hd = q_BNHD.shape
     kv_heads = slots.shape[1] // 2
     frozen = words_BN is None or depth_BN is None
-    reach = kv_bound if window is None else min(kv_bound, window + nodes + SPLIT)
-    splits = triton.cdiv(reach, SPLIT)
+    reach = kv_bound if window is None else min(kv_bound, window + nodes + SHORTEST)
+    splits = min(MOST_SPLITS, triton.cdiv(reach, SHORTEST))
     packed = nodes * heads // kv_heads
-    block_m = min(32 if hd > 256 else 64, max(16, triton.next_power_of_2(packed)))
-    wide = slots.dtype == torch.float32
+    tiling = tiling or Tiling.of(packed, hd, slots.dtype)
     out = torch.empty(batch, nodes, heads * hd, dtype=q_BNHD.dtype, device=q_BNHD.device)
     part = torch.empty(batch, nodes, heads, splits, hd, dtype=torch.float32, device=q_BNHD.device)
     stats = torch.empty(batch, nodes, heads, splits, 2, dtype=torch.float32, device=q_BNHD.device)
-    _split_kernel[(batch * kv_heads, triton.cdiv(packed, block_m), splits)](
+    _split_kernel[(batch * kv_heads, triton.cdiv(packed, tiling.block_m), splits)](
         q_BNHD.contiguous(),
         slots,
         table_Bn,
@@ -171,14 +205,15 @@ def paged_attention(
         PAGE=page_size,
         WINDOWED=window is not None,
         FROZEN=frozen,
-        SPLIT_ROWS=SPLIT,
+        SHORTEST_SPLIT=SHORTEST,
+        MOST=MOST_SPLITS,
         SPLITS=splits,
-        BLOCK_M=block_m,
-        BLOCK_S=16 if wide and hd > 256 else 32,
-        num_warps=4 if hd <= 128 else 8,
-        num_stages=1 if wide else 2,
+        BLOCK_M=tiling.block_m,
+        BLOCK_S=tiling.block_s,
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
     )
     _join_kernel[(batch * nodes * heads,)](
-        part, stats, out, HD=hd, SPLITS=splits, BLOCK=triton.next_power_of_2(splits), num_warps=2
+        part, stats, out, HD=hd, SPLITS=splits, BLOCK=min(8, triton.next_power_of_2(splits)), num_warps=4
     )
     return out

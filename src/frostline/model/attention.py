@@ -181,7 +181,9 @@ class PagedContext:
             )
             mask = additive(self._visible(row_BS, window), self._cache.pools[kind].dtype)
             group = layer.num_heads // layer.num_kv_heads
-            self._views[kind] = View(pages_Bn=pages_Bn, row_BS=row_BS, mask=reference.pack_mask(mask, group), group=group)
+            self._views[kind] = View(
+                pages_Bn=pages_Bn, row_BS=row_BS, mask=reference.pack_mask(mask, group), group=group
+            )
         return self._views[kind]
 
     def _visible(self, row_BS: Tensor, window: int | None) -> Tensor:
