@@ -22,7 +22,10 @@ MOST_SPLITS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Tiling:
-    """Rows of queries and of keys that one step of a program handles, and how it is compiled."""
+    """Rows of queries and of keys that one step of a program handles, and how it is compiled.
+
+    `of` names the best of an H200 (benchmarks/gpu_attention.py) over the released shapes.
+    """
 
     block_m: int
     block_s: int
@@ -32,12 +35,12 @@ class Tiling:
     @classmethod
     def of(cls, packed: int, hd: int, dtype: torch.dtype) -> Tiling:
         """packed: query rows that share a kv head."""
-        wide = dtype == torch.float32
+        wide, large = dtype == torch.float32, hd > 256
         return cls(
-            block_m=min(32 if hd > 256 else 64, max(16, triton.next_power_of_2(packed))),
-            block_s=16 if wide and hd > 256 else 32,
-            num_warps=4 if hd <= 128 else 8,
-            num_stages=1 if wide else 2,
+            block_m=min(32 if large else 64, max(16, triton.next_power_of_2(packed))),
+            block_s=(16 if large else 32) if wide else (32 if large else 64),
+            num_warps=4 if large or hd <= 128 else 8,
+            num_stages=2 if large and not wide else 1,
         )
 
 
