@@ -129,6 +129,6 @@ def test_with_speculative_changes_the_draft_and_not_the_output() -> None:
 def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
     llm().generate(["a", "b"], PARAMS, use_tqdm=True)
     shown = capsys.readouterr()
-    assert "2/2" in shown.err and "12 tokens" in shown.err and not shown.out
+    assert "2/2" in shown.err and "12 tokens, " in shown.err and " tokens/s" in shown.err and not shown.out
     llm().generate(["a", "b"], PARAMS)
     assert not capsys.readouterr().err

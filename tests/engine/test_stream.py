@@ -205,6 +205,21 @@ def test_abort_from_another_thread_frees_within_one_tick(schedule: Schedule) -> 
     assert_clean(llm)
 
 
+def test_an_abort_that_comes_too_late_does_not_meet_the_next_of_that_name() -> None:
+    class Late(FakeExecutor):
+        def launch(self, step: Step) -> StepResult:
+            if len(self.steps) == 1:
+                assert llm.abort("x"), "it is open while its last step runs"
+            return super().launch(step)
+
+    fake = Late(hashed(TEXTS))
+    llm = LLM.from_executor(fake, speculative=SpeculativeConfig(), engine=EngineConfig(schedule="sync"))
+    for _ in range(2):
+        (output,) = llm.generate([40], SamplingParams(max_tokens=6, ignore_eos=True), request_ids=["x"])
+        assert output.outputs[0].finish_reason == "length"
+    assert_clean(llm)
+
+
 def test_generate_inside_a_stream_and_in_two_threads_at_once() -> None:
     llm, _ = llm_on()
     expected = llm_on("sync")[0].generate([[40], [41], [42]], LONG)

@@ -59,7 +59,8 @@ class Calls:
         self._loop = loop
         self._turn = turn
         self._calls: dict[str, Call] = {}
-        self._aborts: deque[str] = deque()
+        # With their calls: by the time an abort is applied, another call's request may have the id.
+        self._aborts: deque[tuple[str, Call]] = deque()
         self._lock = threading.Lock()
 
     @property
@@ -97,7 +98,7 @@ class Calls:
     def finish(self, call: Call) -> None:
         """Abort what the call has left. With nobody else's request open, wait for the steps in flight too."""
         with self._lock:
-            self._aborts.extend(call.open)
+            self._aborts.extend((name, call) for name in call.open)
             self._apply_aborts()
             while not self._calls and not self._loop.is_idle:
                 self._tick()
@@ -108,14 +109,14 @@ class Calls:
         False if it is not open.
         """
         # The list is made in one operation of the interpreter, so that no other thread can change the dict meanwhile.
-        names = [name for name in list(self._calls) if name.partition(SAMPLE_MARK)[0] == request_id]
-        self._aborts.extend(names)
+        found = [entry for entry in list(self._calls.items()) if entry[0].partition(SAMPLE_MARK)[0] == request_id]
+        self._aborts.extend(found)
         if self._lock.acquire(blocking=False):
             try:
                 self._apply_aborts()
             finally:
                 self._lock.release()
-        return bool(names)
+        return bool(found)
 
     def _tick(self) -> None:
         with ExitStack() as on_failure:
@@ -127,7 +128,8 @@ class Calls:
 
     def _apply_aborts(self) -> None:
         while self._aborts:
-            request = self._loop.abort(self._aborts.popleft())
+            name, call = self._aborts.popleft()
+            request = self._loop.abort(name) if self._calls.get(name) is call else None
             if request is not None:
                 self._deliver([request])
 
