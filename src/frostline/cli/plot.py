@@ -75,15 +75,18 @@ def _draw_throughput(axes: Any, rows: Rows, lines: Mapping[str, Rows]) -> None:
                 row["tokens_per_s"], color="grey", lw=0.8, ls="-." if row["concurrency"] > 1 else ":", label=label
             )
     axes.set(xlabel="requests at once", ylabel="tokens per second", title="throughput", ylim=(0, None))
+    axes.set_xticks(sorted({row["concurrency"] for row in rows}))
 
 
 def _draw_acceptance(axes: Any, lines: Mapping[str, Rows]) -> None:
-    """Schedules accept the same, so of each mode the line of the most requests at once."""
-    for number, (label, line) in enumerate(lines.items()):
+    """Of each mode the row of the most requests at once; both schedules accept the same."""
+    drawn = set()
+    for number, line in enumerate(lines.values()):
         row = line[-1]
         rates = row.get("acceptance_per_depth")
-        if rates:
-            words = f"{label}: accept length {row['accept_length']:.2f}"
+        if rates and row["mode"] not in drawn:
+            drawn.add(row["mode"])
+            words = f"{row['mode']}: accept length {row['accept_length']:.2f}"
             axes.plot(range(1, len(rates) + 1), rates, marker="o", color=f"C{number}", label=words)
     axes.set(xlabel="draft depth", ylabel="accepted of those offered", title="acceptance", ylim=(0, 1))
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -97,3 +100,4 @@ def _draw_latency(axes: Any, lines: Mapping[str, Rows], name: str, words: str) -
             points = [(row["concurrency"], row[name][quantile]) for row in line if row.get(name)]
             axes.plot(*zip(*points, strict=True), marker=".", ls=style, color=f"C{number}")
     axes.set(xlabel="requests at once", ylabel="milliseconds", title=words, ylim=(0, None))
+    axes.set_xticks(sorted({row["concurrency"] for line in lines.values() for row in line}))
