@@ -180,10 +180,11 @@ class Engine:
         return self.calls.abort(request_id)
 
     def _sibling(self, first: Request, index: int) -> Request:
+        """Sample `index`; the prompt's log-probabilities are sample 0's."""
         return Request(
             request_id=f"{first.request_id}{SAMPLE_MARK}{index}",
             prompt_ids=first.prompt_ids,
-            params=first.params,
+            params=replace(first.params, prompt_logprobs=None),
             seed=sample_seed(first.seed, index),
             max_new_tokens=first.max_new_tokens,
             depth=first.depth,
