@@ -187,10 +187,11 @@ class EngineConfig:
 
     max_num_seqs: requests that run at once. max_model_len: tokens per request, prompt included; None takes the
     model's own. max_prefill_tokens: prompt tokens per tick. page_size: KV rows per page. kv_pages: pages per layer
-    group; None sizes them for max_num_seqs requests of max_model_len, within a memory bound. schedule: "sync" reads a
-    step before the next is scheduled, "overlap" launches the next before it reads (engine.loop). capture_after: uses of
-    a batch shape before its iteration is recorded and replayed without Python (runner.graphs); "auto" is 2 on a GPU and
-    64 on a CPU, None never records. The tokens are the same, whatever these two are.
+    group; None sizes them for max_num_seqs requests of max_model_len, within a memory bound. sliding_kv_pages: pages of
+    the sliding group, which needs few: a window per request; None takes kv_pages, or sizes them too. schedule: "sync"
+    reads a step before the next is scheduled, "overlap" launches the next before it reads (engine.loop). capture_after:
+    uses of a batch shape before its iteration is recorded and replayed without Python (runner.graphs); "auto" is 2 on a
+    GPU and 64 on a CPU, None never records. The tokens are the same, whatever these two are.
     """
 
     max_num_seqs: int = 64
@@ -198,6 +199,7 @@ class EngineConfig:
     max_prefill_tokens: int = 2048
     page_size: int = 16
     kv_pages: int | None = None
+    sliding_kv_pages: int | None = None
     schedule: Schedule = "sync"
     capture_after: int | Literal["auto"] | None = "auto"
 
@@ -208,7 +210,7 @@ class EngineConfig:
         after = self.capture_after
         if after is not None and after != "auto" and not (isinstance(after, int) and after >= 0):
             raise ConfigError(f"capture_after must be 'auto', 0 or more, or None to never record, got {after!r}")
-        for name in ("max_model_len", "kv_pages"):
+        for name in ("max_model_len", "kv_pages", "sliding_kv_pages"):
             value = getattr(self, name)
             if value is not None and value < 2:
                 raise ConfigError(f"{name} must be at least 2, got {value}")

@@ -62,6 +62,7 @@ class LLM:
         max_prefill_tokens: int = 2048,
         page_size: int = 16,
         kv_pages: int | None = None,
+        sliding_kv_pages: int | None = None,
         capture_after: int | Literal["auto"] | None = "auto",
         timeline: Timeline | None = None,
     ) -> None:
@@ -71,6 +72,7 @@ class LLM:
             max_prefill_tokens=max_prefill_tokens,
             page_size=page_size,
             kv_pages=kv_pages,
+            sliding_kv_pages=sliding_kv_pages,
             schedule=schedule,
             capture_after=capture_after,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from frostline.engine.admission import Admission, Limits, RowAllocator
 from frostline.errors import RequestError
-from frostline.types import SamplingParams
+from frostline.types import GROUPS, Group, SamplingParams
 from tests.engine.fake_executor import FakeExecutor, scripted
 from tests.engine.harness import PROMPT, engine_on, run
 from tests.text.byte_level import byte_ids
@@ -69,19 +71,59 @@ def test_reported_41_pressure_queues_and_never_fails() -> None:
     assert max(len(step.rows) + len(step.prefill) for step in small.steps) == 2
 
 
+NO_PROMISE: dict[Group, int] = {"sliding": 0, "full": 0}
+
+
 def test_a_refused_head_takes_nothing() -> None:
-    limits = Limits(max_context=64, margin=10, page_size=4, pages=5, max_steps=4)
+    limits = Limits(max_context=64, margin=10, page_size=4, pages={"sliding": 19, "full": 5}, window=24, max_steps=4)
     admission = Admission(limits, num_rows=4, num_pages={"sliding": 20, "full": 6})
     engine = engine_on(device())
     first, second = (engine.request(PROMPT, SamplingParams(max_tokens=7)) for _ in range(2))
-    growth = admission.admit(first)
-    assert growth is not None and {g.group: len(g.pages) for g in growth} == {"sliding": 5, "full": 5}
-    assert admission.admit(second) is None and second.row == 0 and not second.pages
+    assert admission.admit(first, promised=NO_PROMISE)
+    admission.pages.grow(first.on_device, 8)
+    assert {group: first.on_device.num_held(group) for group in GROUPS} == {"sliding": 2, "full": 2}
+    assert not admission.admit(second, promised=NO_PROMISE) and second.row == 0 and second.stay is None
     admission.check([first])
-    admission.release(first)
+    admission.leave(first)
     with pytest.raises(AssertionError):
-        admission.release(first)
+        admission.leave(first)
     admission.check([])
+
+
+def test_what_others_were_admitted_for_is_not_given_out_again() -> None:
+    limits = Limits(max_context=64, margin=10, page_size=4, pages={"sliding": 19, "full": 7}, window=24, max_steps=4)
+    admission = Admission(limits, num_rows=4, num_pages={"sliding": 20, "full": 8})
+    request = engine_on(device()).request(PROMPT, SamplingParams(max_tokens=7))
+    assert not admission.admit(request, promised={"sliding": 0, "full": 4})
+    assert not admission.admit(request, promised={"sliding": 16, "full": 0})
+    assert admission.admit(request, promised={"sliding": 15, "full": 3})
+
+
+@pytest.mark.parametrize(
+    ("window", "margin", "page_size", "pages"), [(24, 10, 4, 10), (1, 2, 1, 3), (1, 2, 16, 2), (512, 10, 16, 34)]
+)
+def test_the_sliding_group_needs_no_more_than_a_window_can_be_spread_over(
+    window: int, margin: int, page_size: int, pages: int
+) -> None:
+    limits = Limits(
+        max_context=9999,
+        margin=margin,
+        page_size=page_size,
+        pages={"sliding": pages, "full": 9999},
+        window=window,
+        max_steps=4,
+    )
+    # Rows [committed - W, committed + 2 N), wherever the pages' borders fall.
+    spread = {
+        -(-(committed + margin) // page_size) - (committed - window) // page_size
+        for committed in range(window, window + 9 * page_size)
+    }
+    assert limits.needs(9000)["sliding"] == max(spread) == pages
+    assert limits.needs(1) == dict.fromkeys(GROUPS, -(-(1 + margin) // page_size))
+    limits.check([1] * 5000, SamplingParams(max_tokens=4000))
+    fewer = replace(limits, pages={"sliding": pages - 1, "full": 9999})
+    with pytest.raises(RequestError, match=r"in the sliding layers .* raise kv_pages or sliding_kv_pages"):
+        fewer.check([1] * 5000, SamplingParams(max_tokens=4000))
 
 
 def test_rows_are_given_lowest_first_and_freed_once() -> None:

@@ -1,4 +1,7 @@
-"""Random request mixes on the fake device side give what one-by-one plain decoding gives, and leave nothing behind."""
+"""Random request mixes on the fake device side give what one-by-one plain decoding gives, and leave nothing behind.
+
+Pools are often so small that a few long requests do not fit together, and windows so short that most pages are evicted.
+"""
 
 from __future__ import annotations
 
@@ -22,47 +25,72 @@ from tests.text.byte_level import EOS, byte_ids, byte_level
 
 # Few tokens, so that stop strings come up by chance; EOS and a special one among them, and bytes of split characters.
 CHOICES = (*byte_ids("aabbcc 한"), *byte_level().encode("the ", add_bos=False), EOS, 3)
+# No answer has it, and whoever has it in a prompt fails.
+POISON = 7
 STOPS = ("ab", "bca", "한", "the a", "c c", "b\ufffd")
 MAX_CONTEXT = 48
 
 
 @dataclass(kw_only=True)
 class Mix:
-    """A case: the device's sizes, and per request when it comes and when, if ever, it is aborted."""
+    """A case: the device's sizes, and per request when it comes and when, if ever, it is aborted.
+
+    crowded: short prompts with long answers in few pages, which force preemption. failing: how likely a request is to
+    have NaN in its prompt, and again in its answer. What came of it is left in `preemptions`, `late_runs`, `evicted`.
+    """
 
     seed: int
     rng: random.Random = field(init=False)
+    crowded: bool = field(init=False)
+    failing: float = field(init=False)
+    preemptions: int = 0
+    late_runs: int = 0
+    evicted: int = 0
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
+        self.crowded = self.rng.random() < 0.5
+        self.failing = self.rng.choice([0, 0, 0.15])
 
-    def params(self, steps: int) -> SamplingParams:
+    def params(self, steps: int, number: int) -> SamplingParams:
+        """number: of the request in its case; its seed tells it from the others."""
         rng = self.rng
         return SamplingParams(
             temperature=rng.choice([0.0, 1.0]),
             top_k=rng.choice([-1, 0, 5]),
-            seed=rng.randrange(100),
-            max_tokens=rng.choice([1, 2, 3, 9, 20, 100, None]),
-            stop=rng.sample(STOPS, rng.choice([0, 0, 1, 2])),
+            seed=100 * rng.randrange(100) + number,
+            max_tokens=rng.choice([20, 30, 100, None] if self.crowded else [1, 2, 3, 9, 20, 100, None]),
+            stop=rng.sample(STOPS, rng.choice([0, 0, 0, 0, 1] if self.crowded else [0, 0, 1, 2])),
             stop_token_ids=tuple(rng.sample(CHOICES, rng.choice([0, 0, 0, 1]))),
-            ignore_eos=rng.random() < 0.3,
+            ignore_eos=rng.random() < (0.9 if self.crowded else 0.3),
             include_stop_str_in_output=rng.random() < 0.3,
             skip_special_tokens=rng.random() < 0.8,
             num_steps=rng.choice([None, None, 0, rng.randint(0, steps)]),
         )
 
+    def prompt(self) -> list[int]:
+        most = 9 if self.crowded else MAX_CONTEXT - 1
+        prompt = [self.rng.choice(CHOICES) for _ in range(self.rng.randint(1, most))]
+        if self.rng.random() < self.failing:
+            prompt[self.rng.randrange(len(prompt))] = POISON
+        return prompt
+
     def device(self, steps: int, width: int) -> FakeExecutor:
         rng = self.rng
         page_size = rng.choice([1, 3, 4, 16])
         one = -(-(MAX_CONTEXT + 2 * width) // page_size)
-        pages = {"sliding": one + 1 + rng.randint(0, 2 * one), "full": one + 1 + rng.randint(0, 2 * one)}
+        window = rng.choice([1, rng.randint(2, 12), rng.randint(8, 30), 99])
+        least = {"sliding": min(one, (window + 2 * width - 2) // page_size + 2), "full": one}
+        pages = {group: 1 + few + rng.randint(0, 2 if self.crowded else 2 * one) for group, few in least.items()}
         runs = random.Random(self.seed + 1)
         return FakeExecutor(
             hashed(CHOICES),
             accept=lambda most: runs.randint(0, most),
-            num_rows=rng.randint(2, 7),
+            nan_token=POISON,
+            num_rows=rng.randint(4 if self.crowded else 2, 7),
             page_size=page_size,
             num_pages=pages,
+            window=window,
             max_context=MAX_CONTEXT,
             verify_width=width,
         )
@@ -79,41 +107,54 @@ def play(
     budget = rng.choice([1, 5, 16, 64])
     device = mix.device(steps, width)
     engine = engine_on(wrap(device), steps=steps, topk=topk, width=width, budget=budget, schedule=schedule)
-    prompts = [[rng.choice(CHOICES) for _ in range(rng.randint(1, MAX_CONTEXT - 1))] for _ in range(rng.randint(1, 9))]
-    requests = [engine.request(prompt, mix.params(steps)) for prompt in prompts]
+    prompts = [mix.prompt() for _ in range(rng.randint(4 if mix.crowded else 1, 9))]
+    requests = [engine.request(prompt, mix.params(steps, number)) for number, prompt in enumerate(prompts)]
+    device.nan = frozenset(
+        (request.seed, request.prompt_len + at)
+        for request in requests
+        if rng.random() < mix.failing
+        for at in range(rng.randint(0, 20), MAX_CONTEXT)
+    )
     aborted = {request.request_id: rng.randrange(12) for request in requests if rng.random() < 0.2}
     arrival = {request.request_id: rng.choice([0, 0, rng.randrange(12)]) for request in requests}
     drive(engine, requests, arrival, aborted)
     for request in requests:
-        check(request, was_aborted=request.request_id in aborted)
+        check(request, was_aborted=request.request_id in aborted, nan=device.nan)
     for step in device.steps:
         assert sum(len(chunk.tokens) for chunk in step.prefill) <= budget
-    order = [init.prompt_len for step in device.steps for init in step.inits]
-    came = sorted((request for request in requests if request.scheduled), key=lambda r: arrival[r.request_id])
-    assert order == [request.prompt_len for request in came], "nobody overtakes the head of the queue"
-    returned = sum(request.output().stats.iterations for request in requests)
-    assert returned + engine.loop.late_runs == sum(len(step.rows) for step in device.steps)
-    outputs = {request.request_id: request.output().outputs[0] for request in requests}
-    return {request_id: output for request_id, output in outputs.items() if output.finish_reason != "abort"}
+    order = list(dict.fromkeys(init.seed for step in device.steps for init in step.inits))
+    came = sorted((request for request in requests if request.seed in order), key=lambda r: arrival[r.request_id])
+    assert order == [request.seed for request in came], "nobody overtakes the head of the queue"
+    outputs = {request.request_id: request.output() for request in requests}
+    reasons = {request_id: output.outputs[0].finish_reason for request_id, output in outputs.items()}
+    returned = sum(output.stats.iterations for output in outputs.values())
+    failed = sum(reasons[request.request_id] == "error" and bool(request.output_ids) for request in requests)
+    assert returned + failed + engine.loop.late_runs == sum(len(step.rows) for step in device.steps)
+    mix.preemptions, mix.late_runs = engine.stats().preemptions, engine.loop.late_runs
+    mix.evicted = sum(write.pages.count(0) for step in device.steps for write in step.tables)
+    return {key: output.outputs[0] for key, output in outputs.items() if reasons[key] not in ("abort", "error")}
 
 
 def drive(engine: Engine, requests: list[Request], arrival: dict[str, int], aborted: dict[str, int]) -> None:
-    waiting, tick = list(requests), 0
+    waiting, tick, order = list(requests), 0, list[str]()
     while waiting or not engine.loop.is_idle:
         for request in [r for r in waiting if arrival[r.request_id] <= tick]:
             engine.loop.add(request)
             waiting.remove(request)
+            order.append(request.request_id)
         for request_id, when in aborted.items():
             if when == tick:
                 engine.loop.abort(request_id)
         for request in engine.loop.tick():
-            assert request.is_finished and request.row == 0 and not request.pages
+            assert request.is_finished and request.row == 0 and request.stay is None
         engine.loop.check()
+        came = [request.request_id for request in engine.loop._scheduler.unfinished()]
+        assert came == [request_id for request_id in order if request_id in came], "not in order of arrival"
         tick += 1
         assert tick < 2000, "no progress"
 
 
-def check(request: Request, *, was_aborted: bool) -> None:
+def check(request: Request, *, was_aborted: bool, nan: frozenset[tuple[int, int]]) -> None:
     output = request.output()
     (got,) = output.outputs
     expected = plain(
@@ -128,6 +169,12 @@ def check(request: Request, *, was_aborted: bool) -> None:
     if was_aborted and got.finish_reason == "abort":
         assert got.token_ids == expected.token_ids[: len(got.token_ids)]
         return
+    if got.finish_reason == "error":
+        failed = POISON in request.prompt_ids or any(seed == request.seed for seed, _ in nan)
+        assert failed and got.token_ids == expected.token_ids[: len(got.token_ids)]
+        assert not any((request.seed, request.prompt_len + at) in nan for at in range(len(got.token_ids)))
+        return
+    assert POISON not in request.prompt_ids
     assert got == expected
     stats = output.stats
     assert len(got.token_ids) == 1 + sum(stats.run_lengths)

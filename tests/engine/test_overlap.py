@@ -142,9 +142,9 @@ def test_nan_pages_are_scrubbed_after_the_late_run_and_before_their_next_owner(
     outputs = run(engine, [engine.request(PROMPT, SamplingParams(max_tokens=12, seed=seed)) for seed in (6, 7, 8, 7)])
     assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length", "error"]
     # The last one fails with nothing behind it: its pages are scrubbed when there is work again.
-    assert sum(step.scrub == (1,) for step in device.steps) == 1
+    assert sum([scrub.row for scrub in step.scrub] == [1] for step in device.steps) == 1
     run(engine.with_speculative(engine.speculative), [engine.request(PROMPT, SamplingParams(max_tokens=2, seed=1))])
-    assert sum(step.scrub == (1,) for step in device.steps) == 2
+    assert sum([scrub.row for scrub in step.scrub] == [1] for step in device.steps) == 2
 
 
 def test_a_failure_on_the_worker_comes_out_of_collect_and_the_engine_goes_on() -> None:

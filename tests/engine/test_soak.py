@@ -76,7 +76,7 @@ class Soak:
         )
         request = self.engine.request(prompt, params)
         self.engine.loop.add(request)
-        self.alive[request] = rng.randint(0, 4) if rng.random() < 0.3 else -1
+        self.alive[request] = rng.randint(0, 4) if rng.random() < 0.4 else -1
 
     def _leave(self) -> None:
         for request in [request for request in self.alive if request.is_finished]:

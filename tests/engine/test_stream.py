@@ -42,7 +42,7 @@ def llm_on(
 
 
 def owned(llm: LLM) -> int:
-    return sum(llm._engine._admission.pages[group].num_owned for group in GROUPS)
+    return sum(llm._engine._admission.pages.allocators[group].num_owned for group in GROUPS)
 
 
 def assert_clean(llm: LLM) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from frostline.speculative.executor import DeviceExecutor, InFlight
@@ -40,7 +40,7 @@ class RecordingExecutor:
         self._inner = inner
         self.num_rows, self.page_size = inner.num_rows, inner.page_size
         self.num_pages: Mapping[Group, int] = inner.num_pages
-        self.max_context, self.verify_width = inner.max_context, inner.verify_width
+        self.window, self.max_context, self.verify_width = inner.window, inner.max_context, inner.verify_width
         self.tracks: list[Track] = []
         self._by_row: dict[int, Track] = {}
 
@@ -50,15 +50,27 @@ class RecordingExecutor:
             self.tracks.append(self._by_row[init.row])
         for chunk in step.prefill:
             self._by_row[chunk.row].tokens.extend(chunk.tokens)
-        turned = tuple(
-            replace(growth, pages=tuple(self.num_pages["sliding"] - page for page in growth.pages))
-            if growth.group == "sliding"
-            else growth
-            for growth in step.growth
-        )
         # The owners travel with the step: its rows may have others by the time that it is collected.
         owners = {row: self._by_row[row] for row in (*(chunk.row for chunk in step.prefill), *step.rows)}
-        return self._inner.launch(replace(step, growth=turned)), owners
+        return self._inner.launch(self._turned(step)), owners
+
+    def _turned(self, step: Step) -> Step:
+        def turn(group: Group, pages: Sequence[int]) -> tuple[int, ...]:
+            most = self.num_pages[group]
+            return tuple(most - page if page and group == "sliding" else page for page in pages)
+
+        return replace(
+            step,
+            scrub=tuple(
+                replace(one, pages={g: turn(g, pages) for g, pages in one.pages.items()}) for one in step.scrub
+            ),
+            tables=tuple(replace(one, pages=turn(one.group, one.pages)) for one in step.tables),
+            copies=tuple(
+                replace(one, source=source, destination=destination)
+                for one in step.copies
+                for source, destination in [turn(one.group, (one.source, one.destination))]
+            ),
+        )
 
     def collect(self, flight: tuple[InFlight, Mapping[int, Track]]) -> StepResult:
         launched, owners = flight

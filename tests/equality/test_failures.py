@@ -15,7 +15,7 @@ from frostline.speculative.executor import DeviceExecutor
 from frostline.speculative.iteration import iterate
 from frostline.speculative.pair import Pair
 from frostline.speculative.plan import Plan
-from frostline.speculative.step import PageGrowth, PrefillChunk, RowInit, Step
+from frostline.speculative.step import PrefillChunk, RowInit, Step, TableWrite
 from tests.equality.bundled import PLAIN, bundle, differing, sampled
 
 CHAIN = SpeculativeConfig(num_steps=4)
@@ -127,8 +127,8 @@ def ready(config: SpeculativeConfig) -> DeviceExecutor:
                 RowInit(row=row, prompt_len=len(ids), seed=9, temperature=t, top_k=64, top_p=0.95, min_p=0.0, depth=4)
                 for row, ids, t in zip(rows, prompts, (0.0, 1.0), strict=True)
             ),
-            growth=tuple(
-                PageGrowth(row=row, group=group, start=0, pages=tuple(range(row * 12, row * 12 + 12)))
+            tables=tuple(
+                TableWrite(row=row, group=group, start=0, pages=tuple(range(row * 12, row * 12 + 12)))
                 for row in rows
                 for group in ("sliding", "full")
             ),

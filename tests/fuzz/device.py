@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from frostline.speculative.executor import DeviceExecutor, InFlight
-from frostline.speculative.step import PageGrowth, Step, StepResult
+from frostline.speculative.step import PageCopy, Step, StepResult
 from frostline.types import Group
 
 
@@ -28,16 +28,30 @@ class Tight:
         return getattr(self._inner, name)
 
     def launch(self, step: Step) -> InFlight:
-        return self._inner.launch(replace(step, growth=tuple(map(self._turned, step.growth))))
+        return self._inner.launch(
+            replace(
+                step,
+                scrub=tuple(
+                    replace(one, pages={group: self._turned(group, own) for group, own in one.pages.items()})
+                    for one in step.scrub
+                ),
+                tables=tuple(replace(one, pages=self._turned(one.group, one.pages)) for one in step.tables),
+                copies=tuple(map(self._turned_copy, step.copies)),
+            )
+        )
 
     def collect(self, flight: InFlight) -> StepResult:
         return self._inner.collect(flight)
 
-    def _turned(self, growth: PageGrowth) -> PageGrowth:
-        if growth.group == "full":
-            return growth
+    def _turned(self, group: Group, pages: Sequence[int]) -> tuple[int, ...]:
+        if group == "full":
+            return tuple(pages)
         count = self._inner.num_pages["sliding"]
-        return replace(growth, pages=tuple(count - page if page else 0 for page in growth.pages))
+        return tuple(count - page if page else 0 for page in pages)
+
+    def _turned_copy(self, copy: PageCopy) -> PageCopy:
+        source, destination = self._turned(copy.group, (copy.source, copy.destination))
+        return replace(copy, source=source, destination=destination)
 
 
 class Lagging:

@@ -123,29 +123,6 @@ def _page_of_two_owners(patch: Patch) -> None:
     patch.setattr(PageAllocator, "_require_owned", lambda self, page, verb: None)
 
 
-def _steps_out_of_order(patch: Patch) -> None:
-    """A late run is done after the step that gives its pages away: freed pages are used while in flight."""
-
-    class Shuffled(oracle.Lagging):
-        done: Any = None
-
-        def collect(self, flight: Any) -> Any:
-            self._queue.popleft()
-            if self.done is not None:
-                (early, self.done) = self.done, None
-                return self._inner.collect(early)
-            if (
-                self._queue
-                and self._queue[0].inits
-                and not flight.prefill
-                and not {*self._queue[0].rows} & {*flight.rows}
-            ):
-                self.done = self._inner.launch(self._queue[0])
-            return self._inner.collect(self._inner.launch(flight))
-
-    patch.setattr(oracle, "WRAPS", (Shuffled,))
-
-
 def _compaction_without_the_last_row(patch: Patch) -> None:
     compact = iteration._compact
 
@@ -298,7 +275,6 @@ UNSEEN = (
     "stale-bonus",
     "counted-twice",
     "late-run-kept",
-    "steps-out-of-order",  # the late run finds the next owner in its row, whose history is whole
 )
 # Mixes in which a request fails on NaN are few: a fault that needs one looks at no others.
 SICK = ("no-scrub",)

@@ -63,6 +63,11 @@ class Pool:
         """Move rows of every layer between slots. All sources are read before any destination is written."""
         self.rows.index_copy_(1, destination_M, self.rows.index_select(1, source_M))
 
+    def copy_page(self, source: int, destination: int, rows: int) -> None:
+        """The first `rows` rows of one page, in every layer, into another page."""
+        to, at = destination * self.page_size, source * self.page_size
+        self.rows[:, to : to + rows] = self.rows[:, at : at + rows]
+
     def scrub(self, pages_N: Tensor) -> None:
         """Zero whole pages, so that NaN left by a failed request cannot reach the next owner."""
         self.rows.view(len(self.layout.owners), self.layout.num_pages, -1).index_fill_(1, pages_N, 0)

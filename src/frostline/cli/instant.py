@@ -23,7 +23,7 @@ class InstantExecutor:
         pages = max_num_seqs * (-(-(max_context + 2 * verify_width) // page_size)) + 1
         self.num_rows, self.page_size = max_num_seqs + 1, page_size
         self.num_pages: Mapping[Group, int] = {"sliding": pages, "full": pages}
-        self.max_context, self.verify_width = max_context, verify_width
+        self.window, self.max_context, self.verify_width = 512, max_context, verify_width
         self._seconds = seconds
         self._depths: dict[int, int] = {}
 

@@ -1,20 +1,20 @@
 """Who may run: the checks a request must pass on arrival, and the rows and pages it holds while it runs.
 
-Knows sizes, rows and pages; nothing of tensors, time or order. For now a request's pages are all reserved at admission,
-so nothing can run out on the way.
+Knows sizes, rows and pages; nothing of tensors, time or order. Pages are taken as a request grows (engine.reservation);
+admission makes sure that what it knows, and two iterations, fit at that moment.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from frostline.cache.pages import PageAllocator
 from frostline.engine.request import Request
+from frostline.engine.reservation import Reservations
+from frostline.engine.stay import Stay
 from frostline.errors import RequestError
-from frostline.speculative.step import Executor, PageGrowth
+from frostline.speculative.step import Executor
 from frostline.types import GROUPS, Group, SamplingParams
 
 
@@ -22,13 +22,15 @@ from frostline.types import GROUPS, Group, SamplingParams
 class Limits:
     """What one request may ask for. max_context: tokens, prompt included. margin: positions past the end, `2 N_max`.
 
-    pages: pages of the smaller layer group that exist at all. vocab_size: None leaves token ids unchecked.
+    pages: pages of each layer group that can be given out at all. window: `W` of the sliding group. vocab_size: None
+    leaves token ids unchecked.
     """
 
     max_context: int
     margin: int
     page_size: int
-    pages: int
+    pages: Mapping[Group, int]
+    window: int
     max_steps: int
     vocab_size: int | None = None
 
@@ -38,14 +40,21 @@ class Limits:
             max_context=executor.max_context,
             margin=2 * executor.verify_width,
             page_size=executor.page_size,
-            pages=min(executor.num_pages[group] for group in GROUPS) - 1,
+            pages={group: executor.num_pages[group] - 1 for group in GROUPS},
+            window=executor.window,
             max_steps=max_steps,
             vocab_size=vocab_size,
         )
 
-    def pages_for(self, prompt_len: int, max_new_tokens: int) -> int:
-        """Pages that each group must hold for a whole request."""
-        return -(-(prompt_len + max_new_tokens + self.margin) // self.page_size)
+    def needs(self, tokens: int) -> Mapping[Group, int]:
+        """Pages that a request of so many tokens holds at most while it iterates, by group.
+
+        In the sliding group no more than a window, one iteration in flight and one to come can be spread over: a longer
+        prompt is prefilled in chunks that fit, and what leaves the window is given back.
+        """
+        whole = -(-(tokens + self.margin) // self.page_size)
+        moving = (self.window + self.margin - 2) // self.page_size + 2
+        return {"sliding": min(whole, moving), "full": whole}
 
     def check(self, prompt_ids: Sequence[int], params: SamplingParams) -> tuple[int, int]:
         """(new tokens after the cap by the context, own draft depth). Raises RequestError for what can never run."""
@@ -69,13 +78,23 @@ class Limits:
             )
         room = self.max_context - length
         max_new_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        need = self.pages_for(length, max_new_tokens)
-        if need > self.pages:
-            raise RequestError(
-                f"the request needs {need} KV pages of {self.page_size} rows ({length} prompt tokens, {max_new_tokens} "
-                f"new ones, {self.margin} for drafts) and there are {self.pages}; lower max_tokens or raise kv_pages"
-            )
+        self._check_pages(length, max_new_tokens)
         return max_new_tokens, depth
+
+    def _check_pages(self, length: int, max_new_tokens: int) -> None:
+        needs = self.needs(length + max_new_tokens)
+        if needs["full"] > self.pages["full"]:
+            raise RequestError(
+                f"the request needs {needs['full']} KV pages of {self.page_size} rows ({length} prompt tokens, "
+                f"{max_new_tokens} new ones, {self.margin} for drafts) and there are {self.pages['full']}; lower "
+                f"max_tokens or raise kv_pages"
+            )
+        if needs["sliding"] > self.pages["sliding"]:
+            raise RequestError(
+                f"the request needs {needs['sliding']} KV pages of {self.page_size} rows in the sliding layers (window "
+                f"{self.window}, {self.margin} for drafts) and there are {self.pages['sliding']}; raise kv_pages or "
+                f"sliding_kv_pages"
+            )
 
     def _check_ids(self, ids: Collection[int], what: str) -> None:
         if self.vocab_size is None or not ids:
@@ -109,49 +128,72 @@ class RowAllocator:
 
 
 class Admission:
-    """Gives a request its row and all its pages, and takes them back exactly once."""
+    """Gives requests rows and the right to pages, and takes everything back exactly once.
+
+    What a request held when it left is kept ("draining") while a launched step may still write to it: that step may
+    leave numbers which are not finite, and nobody may get the row or the pages before these are known and zeroed.
+    """
 
     def __init__(self, limits: Limits, *, num_rows: int, num_pages: Mapping[Group, int]) -> None:
         self.limits = limits
         self.rows = RowAllocator(num_rows)
-        self.pages = {group: PageAllocator(num_pages[group], name=group) for group in GROUPS}
-        self._spoiled: list[int] = []
+        self.pages = Reservations(num_pages=num_pages, page_size=limits.page_size, window=limits.window)
+        self._draining: list[Stay] = []
 
-    def admit(self, request: Request) -> tuple[PageGrowth, ...] | None:
-        """Row and pages, both groups; None, with nothing taken, when one of them does not suffice now."""
-        need = self.limits.pages_for(request.prompt_len, request.max_new_tokens)
-        if not self.rows.num_free or any(self.pages[group].num_free < need for group in GROUPS):
-            return None
-        request.row = self.rows.allocate()
-        request.pages = {group: self.pages[group].allocate(need) for group in GROUPS}
-        return tuple(PageGrowth(row=request.row, group=g, start=0, pages=request.pages[g]) for g in GROUPS)
+    def admit(self, request: Request, *, promised: Mapping[Group, int]) -> bool:
+        """A row, if what the request knows, and two iterations, fit now; False, with nothing taken, if they do not.
 
-    def require(self, request: Request, rows: int) -> None:
-        """Checks that it holds `rows` KV rows, as the margin of `2 N_max` (one step in flight, one next) ensures."""
-        held = min(len(request.pages[group]) for group in GROUPS) * self.limits.page_size
-        if rows > held:
-            raise AssertionError(f"{request.request_id}: {rows} KV rows wanted, {held} held")
+        promised: pages that are free but that those who run were admitted for.
+        """
+        needs = self.limits.needs(request.known)
+        fits = all(self.pages.available(group) - promised[group] >= needs[group] for group in GROUPS)
+        if not self.rows.num_free or not fits:
+            return False
+        request.enter(Stay(row=self.rows.allocate(), target=request.rows_to_prefill))
+        return True
 
-    def release(self, request: Request) -> None:
-        """Everything the request holds; a second call is our own mistake and fails."""
-        self.rows.release(request.row)
+    def leave(self, request: Request) -> None:
+        """The request is over or preempted: what it holds is free now, or once its work in flight is read."""
+        stay = request.leave()
         if request.finish is not None and request.finish.reason == "error":
-            self._spoiled.append(request.row)
-        for group in GROUPS:
-            self.pages[group].release(request.pages.pop(group))
-        request.row = 0
+            self.pages.spoil(stay)
+        if stay.in_flight:
+            self._draining.append(stay)
+        else:
+            self._release(stay)
 
-    def take_spoiled(self) -> tuple[int, ...]:
-        """Rows left with numbers that are not finite, for the next step to scrub before anyone gets what they held."""
-        rows, self._spoiled = tuple(self._spoiled), []
-        return rows
+    def release_drained(self, *, lost: bool = False) -> None:
+        """Free what left before and has no work in flight any more.
+
+        lost: nobody will read what is in flight, as the device side failed. It may have written anything.
+        """
+        draining, self._draining = self._draining, []
+        for stay in draining:
+            if lost:
+                self.pages.spoil(stay)
+                stay.in_flight = 0
+            if stay.in_flight:
+                self._draining.append(stay)
+            else:
+                self._release(stay)
+
+    @property
+    def is_draining(self) -> bool:
+        return bool(self._draining)
+
+    def draining(self) -> Mapping[Group, int]:
+        """Pages that the next results will free, by group, unless others share them."""
+        return {group: sum(stay.num_held(group) for stay in self._draining) for group in GROUPS}
 
     def check(self, running: Iterable[Request]) -> None:
-        """Integrity: free + owned = total in both groups and in rows, owners being exactly `running`."""
-        running = list(running)
-        for group in GROUPS:
-            self.pages[group].check(Counter(page for request in running for page in request.pages[group]))
-        if self.rows.num_free + len({request.row for request in running}) != self.rows.total:
+        """Integrity of pages and rows: each is free, or held by exactly who is running or draining."""
+        stays = [*(request.stay for request in running if request.stay is not None), *self._draining]
+        self.pages.check(stays)
+        if self.rows.num_free + len({stay.row for stay in stays}) != self.rows.total:
             raise AssertionError(
-                f"rows: {self.rows.num_free} free + {len(running)} running is not the total {self.rows.total}"
+                f"rows: {self.rows.num_free} free + {len(stays)} held is not the total {self.rows.total}"
             )
+
+    def _release(self, stay: Stay) -> None:
+        self.rows.release(stay.row)
+        self.pages.release(stay)

@@ -6,16 +6,20 @@ who asked.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from frostline.engine.batch import Batch
 from frostline.engine.request import Request
-from frostline.engine.scheduler import Batch, Scheduler
+from frostline.engine.scheduler import Scheduler
 from frostline.engine.stats import EngineStats
 from frostline.runner.spans import Watch, unwatched
 from frostline.speculative.step import Executor, StepResult
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +96,23 @@ class Loop(ABC):
         self._scheduler.check()
 
     def abort_all(self) -> list[Request]:
-        """Every request that is not over, ended; what a caller does when it cannot go on."""
+        """Every request that is not over, ended; what a caller does when it cannot go on.
+
+        Work in flight is awaited. Where the device side fails at that, what it would have brought is given up, and the
+        failure is logged: whatever made the caller stop is the better known one.
+        """
         ids = [request.request_id for request in self._scheduler.unfinished()]
-        return [request for request in map(self._scheduler.abort, ids) if request is not None]
+        ended = [request for request in map(self._scheduler.abort, ids) if request is not None]
+        try:
+            self._settle()
+        except Exception:  # noqa: BLE001 (whatever a device side raises)
+            _log.exception("a step in flight failed while its requests were aborted")
+        self._scheduler.forget_in_flight()
+        return ended
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Read what is in flight between ticks."""
 
 
 class SyncLoop(Loop):
@@ -108,12 +126,15 @@ class SyncLoop(Loop):
         result = self._collect(launched)
         return self._update(launched, result)
 
+    def _settle(self) -> None:
+        """Nothing is, unless a tick failed between its calls."""
+
 
 class OverlapLoop(Loop):
     """One step ahead: step n + 1 is launched before the result of step n is read, so the device need not wait.
 
     The scheduler therefore plans from what the host knew one step ago, and a request that ended in step n is still in
-    step n + 1. That run comes late and is ignored; what the request held is reused by steps launched later only.
+    step n + 1. That run comes late and is ignored; what the request held is given to others once it has been read.
     """
 
     def __init__(self, executor: Executor, scheduler: Scheduler, *, watch: Watch = unwatched) -> None:
@@ -133,7 +154,7 @@ class OverlapLoop(Loop):
     def is_idle(self) -> bool:
         return self._in_flight is None and super().is_idle
 
-    def abort_all(self) -> list[Request]:
-        """As for every loop. A step in flight is forgotten, not awaited: its requests are over, later steps follow."""
-        self._in_flight = None
-        return super().abort_all()
+    def _settle(self) -> None:
+        before, self._in_flight = self._in_flight, None
+        if before is not None:
+            self._update(before, self._collect(before))

@@ -1,6 +1,6 @@
 """One request's state: few lengths are stored, the rest is derived.
 
-Knows its own tokens, row and pages; nothing of other requests or of the device.
+Knows its own tokens and its stay on the device; nothing of other requests.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from frostline.engine.counters import SpecCounter
 from frostline.engine.finish import NAN_LOGITS, Finish, FinishRules
 from frostline.engine.logprobs import LogprobRecord
+from frostline.engine.stay import Stay
 from frostline.runner.rules import LogitRules
 from frostline.speculative.step import TokenLogprobs
-from frostline.types import CompletionOutput, Group, RequestOutput, SamplingParams
+from frostline.types import CompletionOutput, RequestOutput, SamplingParams
 
 
 @dataclass(kw_only=True, eq=False)
 class Request:
-    """Fixed on arrival: all up to `prompt`. max_new_tokens: after the cap by the context. depth: own draft depth.
+    """Fixed at arrival: all up to `parent`. max_new_tokens: after the cap by the context. depth: own draft depth.
 
     parent: sample 0 of the same prompt, for its other samples.
-    row: 0 while waiting and again once finished. pages: what the request holds, by layer group, in table order.
-    scheduled: prompt rows whose KV the device has been told to write. output_ids: tokens returned and kept.
-    due_least, due_most: bounds on the tokens that launched work has still to return; both 0 with nothing in flight.
+    output_ids: tokens returned and kept. stay: what it has on the device, with what was launched for it; None while it
+    waits, for the first time or after a preemption, and once it is over.
     """
 
     request_id: str
@@ -37,14 +37,10 @@ class Request:
     prompt: str | None = None
     parent: Request | None = None
 
-    row: int = 0
-    pages: dict[Group, tuple[int, ...]] = field(default_factory=dict)
-    scheduled: int = 0
-    due_least: int = 0
-    due_most: int = 0
     output_ids: list[int] = field(default_factory=list)
     counter: SpecCounter = field(default_factory=SpecCounter)
     finish: Finish | None = None
+    stay: Stay | None = None
 
     def __post_init__(self) -> None:
         self.logprobs = LogprobRecord(params=self.params, prompt_ids=self.prompt_ids)
@@ -59,55 +55,100 @@ class Request:
         return self.prompt_len + len(self.output_ids)
 
     @property
-    def is_seeded(self) -> bool:
-        """Whether it has a bonus token, so that an iteration can run."""
-        return bool(self.output_ids)
+    def row(self) -> int:
+        """Its row on the device; 0 without one."""
+        return 0 if self.stay is None else self.stay.row
+
+    @property
+    def rows_to_prefill(self) -> int:
+        """KV rows to write before it can iterate: all it knows but the bonus, which it has once it was seeded."""
+        return self.known - 1 if self.output_ids else self.prompt_len
 
     @property
     def committed(self) -> int:
-        """`P` as the host knows it: the newest token's KV is not written, so known = P + 1 once seeded."""
-        return self.known - 1 if self.is_seeded else self.scheduled
+        """`P` as the host knows it: known = P + 1, once its prefill has returned."""
+        stay = self.on_device
+        return self.known - 1 if self.output_ids and stay.prefilled == stay.target else stay.prefilled
 
     @property
     def most_committed(self) -> int:
-        """The largest `P` that the device can have once all launched work is done; `committed` with none in flight."""
-        return self.known + self.due_most - 1 if self.is_seeded or self.due_most else self.scheduled
+        """The largest `P` that the device can have once all launched work is done."""
+        stay = self.on_device
+        return stay.scheduled if stay.unscheduled else self.known + stay.due_most - 1
 
     @property
-    def unscheduled(self) -> int:
-        """Prompt tokens still to be prefilled."""
-        return self.prompt_len - self.scheduled
+    def wants_prefill(self) -> bool:
+        return self.stay is not None and self.stay.unscheduled > 0
 
     @property
     def wants_iteration(self) -> bool:
         """Whether it has a bonus token, or will have by then, and is not over by length whatever comes back first."""
-        emitted = len(self.output_ids) + self.due_least
-        return 0 < emitted < self.max_new_tokens
+        if self.stay is None or self.stay.unscheduled:
+            return False
+        return 0 < len(self.output_ids) + self.stay.due_least < self.max_new_tokens
+
+    @property
+    def on_device(self) -> Stay:
+        """Its stay, which it must have."""
+        if self.stay is None:
+            raise AssertionError(f"{self.request_id} is not on the device")
+        return self.stay
 
     @property
     def is_finished(self) -> bool:
         return self.finish is not None
 
+    def tokens(self, start: int, end: int) -> tuple[int, ...]:
+        """Known tokens `[start, end)`."""
+        split = self.prompt_len
+        return (*self.prompt_ids[start:end], *self.output_ids[max(0, start - split) : max(0, end - split)])
+
+    def enter(self, stay: Stay) -> None:
+        if self.stay is not None or self.finish is not None:
+            raise AssertionError(f"{self.request_id} is on the device or over, and was admitted")
+        self.stay = stay
+
+    def leave(self) -> Stay:
+        """End its stay, whose work in flight is nothing to it any more; whoever asked releases what it held."""
+        stay, self.stay = self.on_device, None
+        return stay
+
     def expect(self, most: int) -> None:
         """Work is launched that returns 1 to `most` tokens."""
-        self.due_least += 1
-        self.due_most += most
+        stay = self.on_device
+        stay.due_least += 1
+        stay.due_most += most
+
+    def accept_chunk(self, rows: int) -> None:
+        """The rows up to `rows` are written and finite."""
+        stay = self.on_device
+        if not stay.prefilled <= rows <= stay.scheduled:
+            raise AssertionError(f"{self.request_id}: a chunk up to {rows}, {stay.scheduled} scheduled")
+        stay.prefilled = rows
 
     def accept_seed(self, token: int, *, finite: bool, logprobs: TokenLogprobs | None = None) -> int:
         """The first token, from the prompt's last logits; it may already end the request. How many are kept: 1 or 0.
 
-        Numbers that are not finite may end it earlier: an executor reports them with the chunk that made them.
+        When it resumes, the token is the one that it has. Numbers that are not finite may come earlier: an executor
+        reports them with the chunk that made them.
         """
-        if self.is_seeded or (self.unscheduled and finite):
-            raise AssertionError(f"{self.request_id}: seeded at {self.known} tokens, {self.unscheduled} not prefilled")
-        self._returned(1)
-        return self._accept((token,), finite=finite, logprobs=None if logprobs is None else (logprobs,))
+        stay = self.on_device
+        if not finite:
+            return self._accept((), finite=False, logprobs=None)
+        if stay.unscheduled:
+            raise AssertionError(f"{self.request_id}: seeded with {stay.unscheduled} rows not prefilled")
+        if not self.output_ids:
+            self._returned(1)
+            return self._accept((token,), finite=True, logprobs=None if logprobs is None else (logprobs,))
+        if token != self.output_ids[-1]:
+            raise AssertionError(f"{self.request_id}: resumed with token {token}, it had {self.output_ids[-1]}")
+        return 0
 
     def accept_run(
         self, run: Sequence[int], *, drafted: int, finite: bool, logprobs: tuple[TokenLogprobs, ...] | None = None
     ) -> int:
         """One iteration's tokens: cut by the finish rules, kept, counted. How many are kept."""
-        if not self.is_seeded or not 1 <= len(run) <= drafted + 1:
+        if not self.output_ids or not 1 <= len(run) <= drafted + 1:
             raise AssertionError(f"{self.request_id}: {len(run)} tokens from {drafted} drafts at {self.known} known")
         self._returned(drafted + 1)
         kept = self._accept(run, finite=finite, logprobs=logprobs)
@@ -143,9 +184,12 @@ class Request:
         )
 
     def _returned(self, most: int) -> None:
-        """What `expect` announced is here, or failed before its time: a prompt's chunk without finite numbers."""
-        self.due_least = max(0, self.due_least - 1)
-        self.due_most = max(0, self.due_most - most)
+        """What `expect` announced is here."""
+        stay = self.on_device
+        stay.due_least -= 1
+        stay.due_most -= most
+        if not 0 <= stay.due_least <= stay.due_most:
+            raise AssertionError(f"{self.request_id}: {most} tokens returned that nobody expected")
 
     def _accept(self, run: Sequence[int], *, finite: bool, logprobs: tuple[TokenLogprobs, ...] | None) -> int:
         """Tokens kept of the run; none when the logits were NaN, which ends this request and no other."""

@@ -134,9 +134,13 @@ class Rows:
         for value in values:
             self.rules.admit(value.row, value.rules)
 
-    def grow(self, group: Group, row: int, start: int, pages: Sequence[int]) -> None:
-        """Append pages to a row's table."""
-        self.tables[group][row, start : start + len(pages)] = self.index(pages)
+    def write_table(self, group: Group, writes: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Set entries of one group's page tables, in one copy. writes: (row, first entry, pages) each."""
+        table = self.tables[group]
+        width = int(table.shape[1])
+        # By entry, since a copy takes each one once: the last write of an entry counts.
+        entries = {row * width + at: page for row, start, pages in writes for at, page in enumerate(pages, start=start)}
+        table.view(-1).index_copy_(0, self.index(list(entries)), self.index(list(entries.values())))
 
     def seed(self, rows_B: Tensor, length_B: Tensor, bonus_B: Tensor, hidden_BD: Tensor) -> None:
         """Publish the state of the next iteration: new length, bonus token, hidden of the last committed row."""

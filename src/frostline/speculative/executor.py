@@ -27,7 +27,7 @@ from frostline.speculative.pair import Pair, load_pair
 from frostline.speculative.plan import Plan
 from frostline.speculative.prompt import ScoredPrompt, score_prompt, token_logprobs
 from frostline.speculative.scoring import Scorer
-from frostline.speculative.step import DraftNodes, PrefillChunk, RunResult, SeedResult, Step, StepResult
+from frostline.speculative.step import DraftNodes, PrefillChunk, RunResult, Scrub, SeedResult, Step, StepResult
 from frostline.types import GROUPS, Group
 
 
@@ -94,14 +94,21 @@ class DeviceExecutor:
         dtype, device = pair.target.dtype, pair.target.device
         table_width = -(-(self.max_context + 2 * self.verify_width) // self.page_size)
         layouts = plan_pages(
-            self.spec, table_width=table_width, engine=engine, element_size=dtype.itemsize, device=device
+            self.spec,
+            table_width=table_width,
+            margin=2 * self.verify_width,
+            engine=engine,
+            element_size=dtype.itemsize,
+            device=device,
         )
         self._cache = KVCache.empty(layouts, page_size=self.page_size, dtype=dtype, device=device)
-        # A group without layers still has page numbers, so that the engine need not know which groups exist.
-        most = max(layout.num_pages for layout in layouts.values())
+        # A group without layers still has page numbers, so many that they are never short: the engine need not know
+        # which groups exist.
+        most = self.num_rows * table_width + 1
         self.num_pages: Mapping[Group, int] = {
             group: layouts[group].num_pages if group in layouts else most for group in GROUPS
         }
+        self.window = self.spec.window
         self._depths: dict[int, int] = {}
         self._graphs: Graphs | None = None
         if engine.capture_after is not None:
@@ -162,9 +169,13 @@ class DeviceExecutor:
                     for init in step.inits
                 ]
             )
-        for growth in step.growth:
-            if growth.group in self._cache.pools:
-                self._rows.grow(growth.group, growth.row, growth.start, growth.pages)
+        for group in self._cache.pools:
+            writes = [(write.row, write.start, write.pages) for write in step.tables if write.group == group]
+            if writes:
+                self._rows.write_table(group, writes)
+        for copy in step.copies:
+            if copy.group in self._cache.pools:
+                self._cache.pools[copy.group].copy_page(copy.source, copy.destination, copy.rows)
         self._depths.update({init.row: init.depth for init in step.inits})
         device = self.pair.target.device.type
         seeds: tuple[_Seeds, ...] = ()
@@ -232,11 +243,14 @@ class DeviceExecutor:
         end_B = start_B + length_B
         logits = target.logits(hidden_BD)
         token_B = choose(Scorer(self._rows, rows_B, plan)(logits, (end_B - 1).unsqueeze(1)))
+        if any(chunk.bonus is not None for chunk in chunks):
+            bonus_B = self._rows.index([-1 if chunk.bonus is None else chunk.bonus for chunk in chunks])
+            token_B = torch.where(bonus_B < 0, token_B, bonus_B)
         self._rows.seed(rows_B, end_B, token_B, hidden_BD)
         if plan.rules.penalties:
-            # What a chunk inside a prompt seems to be followed by is nobody's token.
-            last_B1 = self._rows.index([chunk.last for chunk in chunks]).bool().unsqueeze(1)
-            self._rows.rules.count(rows_B, token_B.unsqueeze(1), last_B1)
+            # What seems to follow a chunk inside a prompt is nobody's token, and a bonus was counted on admission.
+            new_B1 = self._rows.index([chunk.last and chunk.bonus is None for chunk in chunks]).bool().unsqueeze(1)
+            self._rows.rules.count(rows_B, token_B.unsqueeze(1), new_B1)
         scores = () if plan.logprobs < 0 else score_tokens(logits, token_B, plan.logprobs)
         results = Results(token_B, hidden_BD.isfinite().all(1), *scores)
         return _Seeds(chunks=chunks, results=results, prompt=prompt)
@@ -266,11 +280,10 @@ class DeviceExecutor:
             for i, (row, node) in enumerate(zip(step.rows, nodes, strict=True))
         ]
 
-    def _scrub(self, rows: Sequence[int]) -> None:
-        rows_B = self._rows.index(rows)
+    def _scrub(self, scrubs: Sequence[Scrub]) -> None:
         for group, pool in self._cache.pools.items():
-            pool.scrub(self._rows.tables[group][rows_B].flatten())
-        self._rows.hidden.index_fill_(0, rows_B, 0)
+            pool.scrub(self._rows.index([page for scrub in scrubs for page in scrub.pages[group]]))
+        self._rows.hidden.index_fill_(0, self._rows.index([scrub.row for scrub in scrubs]), 0)
 
     def _draft_position(self, wanted: DraftPosition) -> DraftPosition:
         assistant = self.pair.assistant

@@ -34,8 +34,19 @@ class RowInit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PageGrowth:
-    """Pages appended to a row's table of one group, from table index `start`. Page 0 is padding, never given out."""
+class Scrub:
+    """What a request left that failed on numbers that are not finite: its row's hidden state and these pages, zeroed.
+
+    Zero times NaN, under a mask, would reach the next owner. A page that others still use comes when the last lets go.
+    """
+
+    row: int
+    pages: Mapping[Group, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableWrite:
+    """Entries of a row's page table of one group, from index `start`: pages given to it, or page 0 for evicted ones."""
 
     row: int
     group: Group
@@ -44,9 +55,21 @@ class PageGrowth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillChunk:
-    """Prompt tokens for KV rows `[start, start + len(tokens))`. After the last chunk the row is seeded.
+class PageCopy:
+    """The first `rows` KV rows of page `source`, in every layer of the group, are copied to page `destination`."""
 
+    group: Group
+    source: int
+    destination: int
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillChunk:
+    """Known tokens for KV rows `[start, start + len(tokens))`. After the last chunk the row is seeded.
+
+    bonus: on the last chunk of a request that resumes, the token after it, which the user has already: the row is
+    seeded with it and nothing is sampled. None samples the row's first token.
     prompt_logprobs: score the token after every row, with this many most likely ones; None scores nothing. following:
     the prompt's token after the chunk, when it is scored and there is one.
     """
@@ -55,22 +78,22 @@ class PrefillChunk:
     start: int
     tokens: tuple[int, ...]
     last: bool
+    bonus: int | None = None
     prompt_logprobs: int | None = None
     following: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One tick of device work, done in this order: scrub, inits, growth, prefill, one iteration over `rows`.
+    """One tick of device work, done in this order: scrub, inits, tables, copies, prefill, one iteration over `rows`.
 
     A row is never in `prefill` and `rows` of the same step. kv_bound: at least `P + N` of every row in `rows`.
-    scrub: rows whose last request failed on numbers that are not finite; what their page tables still name is zeroed,
-    since zero times NaN, under a mask, would reach the next owner.
     """
 
-    scrub: tuple[int, ...] = ()
+    scrub: tuple[Scrub, ...] = ()
     inits: tuple[RowInit, ...] = ()
-    growth: tuple[PageGrowth, ...] = ()
+    tables: tuple[TableWrite, ...] = ()
+    copies: tuple[PageCopy, ...] = ()
     prefill: tuple[PrefillChunk, ...] = ()
     rows: tuple[int, ...] = ()
     plan: Plan
@@ -122,7 +145,10 @@ class RunResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SeedResult:
-    """First token of a row, from its prompt's last logits."""
+    """First token of a row, from its last chunk's logits, or the chunk's `bonus` where it had one.
+
+    finite: False when the chunk's numbers were not; it comes with any chunk then, and the token means nothing.
+    """
 
     row: int
     token: int
@@ -138,11 +164,16 @@ class StepResult:
 
 
 class Executor(Protocol):
-    """The device side. In-flight work is a value: `launch` returns it and `collect` takes it."""
+    """The device side. In-flight work is a value: `launch` returns it and `collect` takes it.
+
+    num_pages: by group, page 0 included. window: `W` of the sliding group; a query at position q reads the rows k with
+    `q - k < W`, and drafting reads as from position `P - 1`.
+    """
 
     num_rows: int
     page_size: int
     num_pages: Mapping[Group, int]
+    window: int
     max_context: int
     verify_width: int
 

@@ -31,6 +31,7 @@ class WorkerExecutor:
         self.num_rows, self.page_size = inner.num_rows, inner.page_size
         self.num_pages: Mapping[Group, int] = inner.num_pages
         self.max_context, self.verify_width = inner.max_context, inner.verify_width
+        self.window = inner.window
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="frostline-device")
 
     def launch(self, step: Step) -> Future[Any]:
