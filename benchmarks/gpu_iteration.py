@@ -20,7 +20,7 @@ import torch
 from frostline.config import EngineConfig, SpeculativeConfig
 from frostline.speculative.executor import DeviceExecutor
 from frostline.speculative.plan import Plan
-from frostline.speculative.step import PageGrowth, PrefillChunk, RowInit, Step
+from frostline.speculative.step import PrefillChunk, RowInit, Step, TableWrite
 from frostline.types import GROUPS
 
 SHAPES = Path(__file__).parent / "shapes"
@@ -88,8 +88,8 @@ def measure(executor: DeviceExecutor, batch: int, depth: int, context: int, iter
 
 def _admission(executor: DeviceExecutor, rows: tuple[int, ...], plan: Plan, depth: int, context: int) -> Step:
     pages = -(-(context + 512) // PAGE)
-    growth = [
-        PageGrowth(row=row, group=group, start=0, pages=tuple(range(1 + (row - 1) * pages, 1 + row * pages)))
+    tables = [
+        TableWrite(row=row, group=group, start=0, pages=tuple(range(1 + (row - 1) * pages, 1 + row * pages)))
         for row in rows
         for group in GROUPS
     ]
@@ -99,7 +99,7 @@ def _admission(executor: DeviceExecutor, rows: tuple[int, ...], plan: Plan, dept
             RowInit(row=row, prompt_len=context, seed=1, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, depth=depth)
             for row in rows
         ),
-        growth=tuple(growth),
+        tables=tuple(tables),
         prefill=tuple(PrefillChunk(row=row, start=0, tokens=tokens, last=True) for row in rows),
         rows=(),
         plan=plan,
