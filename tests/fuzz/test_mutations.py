@@ -236,8 +236,8 @@ def _no_scrub(patch: Patch) -> None:
 def _counted_twice(patch: Patch) -> None:
     accept = Request.accept_run
 
-    def wrong(self: Request, run: Sequence[int], *, drafted: int, finite: bool) -> int:
-        kept = accept(self, run, drafted=drafted, finite=finite)
+    def wrong(self: Request, run: Sequence[int], *, drafted: int, **rest: Any) -> int:
+        kept = accept(self, run, drafted=drafted, **rest)
         if kept > 2:
             self.counter.record(drafted=drafted, committed=len(run), kept=kept)
         return kept
