@@ -20,7 +20,7 @@ from tests.engine.fake_executor import FakeExecutor, Lagging, hashed
 from tests.engine.harness import engine_on
 from tests.text.byte_level import EOS, byte_ids
 
-CHOICES = (*byte_ids("abcd"), EOS)
+CHOICES = (*byte_ids("abcdabcdabcd"), EOS)
 # Requests alive at a time; more than there are rows.
 ALIVE = 12
 # Memory blocks by which two measurements may differ: what is cached then is not the same. One object left behind by
@@ -47,7 +47,8 @@ class Soak:
             accept=lambda most: runs.randint(0, most),
             num_rows=9,
             page_size=4,
-            num_pages={"sliding": 40, "full": 48},
+            num_pages={"sliding": 18, "full": 22},
+            window=8,
         )
         self.engine: Engine = engine_on(Lagging(device) if schedule == "overlap" else device, schedule=schedule)
         self.alive: dict[Request, int] = {}
@@ -72,7 +73,10 @@ class Soak:
         shared = [CHOICES[rng.randrange(2)]] * rng.choice([0, 4, 9])
         prompt = [*shared, *(rng.choice(CHOICES) for _ in range(rng.randint(1, 6)))]
         params = SamplingParams(
-            max_tokens=rng.randint(1, 8), seed=rng.randrange(100), temperature=rng.choice([0.0, 1.0])
+            max_tokens=rng.choice([1, 2, 5, 8, 13, 40]),
+            seed=rng.randrange(100),
+            temperature=rng.choice([0.0, 1.0]),
+            ignore_eos=rng.random() < 0.3,
         )
         request = self.engine.request(prompt, params)
         self.engine.loop.add(request)
@@ -103,6 +107,8 @@ def soak(schedule: Schedule, count: int) -> None:
     assert sum(run.ended.values()) == count
     assert set(run.ended) == {"stop", "length", "abort"} and run.ended["abort"] >= count // 5
     print(f"{schedule}: {count} requests, {run.ended}, {after - before:+d} blocks")
+    stats = run.engine.stats()
+    assert stats.preemptions > 0 and stats.late_runs + stats.iterations > count
     assert after - before < SLACK, f"{after - before} blocks more after {count - count // 4} requests"
 
 
