@@ -13,7 +13,7 @@ import pytest
 from frostline.cache import keys
 from frostline.cache.keys import PageKey
 from frostline.cache.pages import PageAllocator
-from frostline.cache.prefix import PrefixCache, PrefixChain
+from frostline.cache.prefix import PrefixCache, PrefixChain, PrefixHit
 from frostline.types import GROUPS, Group
 
 SIZE = 2
@@ -199,6 +199,7 @@ def test_a_request_that_is_not_admitted_gives_its_hit_back() -> None:
     assert [bench.pages[group].num_available for group in GROUPS] == [b - 2 for b in before]
     bench.cache.give_back(hit)
     bench.cache.give_back(bench.cache.match(bench.chain([7]), 1))
+    bench.cache.give_back(PrefixHit())
     assert [bench.pages[group].num_available for group in GROUPS] == before
 
 

@@ -7,12 +7,12 @@ knows; `PrefixCache.match` is asked at each admission and `PrefixCache.register`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from frostline.cache.keys import PageKey
 from frostline.cache.pages import PADDING_PAGE, PageAccountingError, PageAllocator
-from frostline.types import Group
+from frostline.types import GROUPS, Group
 
 
 class PrefixChain:
@@ -56,8 +56,8 @@ class PrefixHit:
     entry of the sliding group before the window is page 0, as if it had been evicted.
     """
 
-    rows: int
-    pages: Mapping[Group, tuple[int, ...]]
+    rows: int = 0
+    pages: Mapping[Group, tuple[int, ...]] = field(default_factory=lambda: dict.fromkeys(GROUPS, ()))
 
     def held(self, group: Group) -> tuple[int, ...]:
         """The pages without the entries that stand for none: what to release."""
