@@ -9,23 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 from frostline.config import EngineConfig, Schedule, SpeculativeConfig
+from frostline.engine.batch import Batch
 from frostline.engine.engine import Engine
 from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
-from frostline.engine.scheduler import Batch
+from frostline.engine.stats import EngineStats
 from frostline.speculative.executor import DeviceExecutor
 from frostline.speculative.plan import Plan
-from frostline.speculative.step import Executor, RunResult, StepResult
+from frostline.speculative.step import Executor, RowInit, RunResult, StepResult
 from frostline.speculative.worker import WorkerExecutor
-from frostline.types import CompletionOutput, RequestOutput
+from frostline.types import CompletionOutput, Logprobs, RequestOutput
 from tests.equality.drafter import Shape, accepted_of
 from tests.fuzz.device import Lagging, Tight
 from tests.fuzz.fake_pair import FakeAssistant, FakeTarget, fake_pair
 from tests.fuzz.mix import CONTEXT, Ask, Machine, Mix
-from tests.fuzz.reference import Rule, draft
+from tests.fuzz.reference import Rule, draft, next_token
 from tests.fuzz.tables import EOS, POISON, VOCAB, Letters
 
 LIMIT = 3000
@@ -42,11 +44,20 @@ class Run:
 
 @dataclass(kw_only=True)
 class Track:
-    """A request from one admission on, as the device sees it. runs: all of them, those that came late too."""
+    """A request from one admission on, as the device sees it. runs: all of them, those that came late too.
+
+    resumes: it was preempted before and has its bonus token already.
+    """
 
     request: Request
+    init: RowInit
     tokens: list[int]
+    resumes: bool
+    known_at_first: int = field(init=False)
     runs: list[Run] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.known_at_first = len(self.tokens)
 
 
 class Observer:
@@ -54,6 +65,7 @@ class Observer:
 
     def __init__(self, scheduler: Any) -> None:
         self.tracks: list[Track] = []
+        self.evicted = 0
         self._by_row: dict[int, Track] = {}
         self._schedule, self._update = scheduler.schedule, scheduler.update
         self._owners: dict[int, dict[int, Track]] = {}
@@ -62,9 +74,13 @@ class Observer:
     def schedule(self) -> Batch | None:
         batch: Batch | None = self._schedule()
         if batch is not None:
+            self.evicted += sum(write.pages.count(0) for write in batch.step.tables)
             for init in batch.step.inits:
                 request = batch.requests[init.row]
-                self._by_row[init.row] = Track(request=request, tokens=[*request.prompt_ids, *request.output_ids])
+                tokens = [*request.prompt_ids, *request.output_ids]
+                self._by_row[init.row] = Track(
+                    request=request, init=init, tokens=tokens, resumes=bool(request.output_ids)
+                )
                 self.tracks.append(self._by_row[init.row])
             self._owners[id(batch)] = {row: self._by_row[row] for row in batch.requests}
         return batch
@@ -72,7 +88,11 @@ class Observer:
     def update(self, batch: Batch, result: StepResult) -> list[Request]:
         owners = self._owners.pop(id(batch))
         for seed in result.seeds:
-            owners[seed.row].tokens.append(seed.token)
+            track = owners[seed.row]
+            if not track.resumes:
+                track.tokens.append(seed.token)
+            elif seed.finite:
+                assert seed.token == track.tokens[-1], "a streamed bonus was sampled again"
             self._must_be_finite(owners[seed.row], finite=seed.finite)
         for run in result.runs:
             track = owners[run.row]
@@ -89,9 +109,12 @@ class Observer:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
+    """evicted: pages that left a window."""
+
     outputs: list[RequestOutput]
     tracks: list[Track]
-    late: int
+    stats: EngineStats
+    evicted: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +137,8 @@ class Fakes:
 def fakes(machine: Machine) -> Fakes:
     """The device side of a machine; all that record share one, since recordings take longer than cases."""
     if machine.recorded:
-        most = 2 * -(-(CONTEXT + 2 * machine.speculative.verify_width) // machine.page_size)
-        return _shared(replace(machine, sliding_pages=most, full_pages=most, budget=1))
+        most = 4 * -(-(CONTEXT + 2 * machine.speculative.verify_width) // machine.page_size)
+        return _shared(replace(machine, sliding_pages=most, full_pages=most, budget=1, suppressed=()))
     return _own(machine)
 
 
@@ -128,7 +151,8 @@ def _own(machine: Machine) -> Fakes:
     pair, target, assistant = fake_pair(window=machine.window, offset=machine.offset, narrow=machine.narrow)
     config = _config(
         machine,
-        kv_pages=max(machine.sliding_pages, machine.full_pages),
+        kv_pages=machine.full_pages,
+        sliding_kv_pages=machine.sliding_pages,
         capture_after=2 if machine.recorded else None,
     )
     device = DeviceExecutor(pair, speculative=machine.speculative, engine=config, record_nodes=True)
@@ -149,11 +173,12 @@ def play(mix: Mix, schedule: Schedule, wrap: Callable[[Any], Any]) -> Played:
     """One run of a mix, with everything checked that does not need another run."""
     machine, on = mix.machine, fakes(mix.machine)
     device = wrap(Tight(on.device, {"sliding": machine.sliding_pages, "full": machine.full_pages}))
-    engine = _engine(device, machine.speculative, _config(machine, schedule=schedule))
+    engine = _engine(device, machine.speculative, _config(machine, schedule=schedule), machine.suppressed)
     observer = Observer(engine.loop._scheduler)
-    requests = [engine.request(ask.prompt, ask.params) for ask in mix.asks]
+    asked = [(request, ask) for ask in mix.asks for request in engine.samples(ask.prompt, ask.params)]
+    requests = [request for request, _ in asked]
     try:
-        drive(engine, requests, mix.asks)
+        drive(engine, asked)
     finally:
         if isinstance(device, WorkerExecutor):
             device.close()
@@ -161,15 +186,22 @@ def play(mix: Mix, schedule: Schedule, wrap: Callable[[Any], Any]) -> Played:
         on.reset()
     assert faults == [], faults[:5]
     for track in observer.tracks:
-        check_drafts(track, narrow=machine.narrow)
+        check_drafts(track, machine)
     for request in requests:
         check_counters(request, [track for track in observer.tracks if track.request is request])
-    return Played(
-        outputs=[request.output() for request in requests], tracks=observer.tracks, late=engine.loop.late_runs
+    played = Played(
+        outputs=[request.output() for request in requests],
+        tracks=observer.tracks,
+        stats=engine.loop.stats(),
+        evicted=observer.evicted,
     )
+    check_stats(played, sick=any(POISON in ask.prompt for ask in mix.asks))
+    return played
 
 
-def _engine(device: Executor, speculative: SpeculativeConfig, config: EngineConfig) -> Engine:
+def _engine(
+    device: Executor, speculative: SpeculativeConfig, config: EngineConfig, suppressed: tuple[int, ...]
+) -> Engine:
     return Engine(
         device,
         speculative=speculative,
@@ -178,12 +210,13 @@ def _engine(device: Executor, speculative: SpeculativeConfig, config: EngineConf
         eos_token_ids=EOS,
         vocab_size=VOCAB,
         offset=DraftOffset("P"),
+        suppress_token_ids=suppressed,
     )
 
 
-def drive(engine: Engine, requests: Sequence[Request], asks: Sequence[Ask]) -> None:
+def drive(engine: Engine, pairs: Sequence[tuple[Request, Ask]]) -> None:
     """Ticks until all are over, requests arriving and giving up on their ticks; integrity after every one."""
-    pairs, tick, arrived = list(zip(requests, asks, strict=True)), 0, 0
+    tick = arrived = 0
     while arrived < len(pairs) or not engine.loop.is_idle:
         for request, ask in pairs:
             if ask.tick == tick:
@@ -195,20 +228,19 @@ def drive(engine: Engine, requests: Sequence[Request], asks: Sequence[Ask]) -> N
         engine.loop.check()
         tick += 1
         assert tick < LIMIT, "no progress"
-    assert all(request.is_finished and not request.row for request in requests)
+    assert all(request.is_finished and not request.row for request, _ in pairs)
 
 
-def check_drafts(track: Track, *, narrow: bool) -> None:
+def check_drafts(track: Track, machine: Machine) -> None:
     """Every run's nodes are the reference drafter's, and so is what was accepted of them."""
     request = track.request
     if POISON in request.prompt_ids:
         return
-    params = request.params
-    rule = Rule(request.seed, params.temperature, max(params.top_k, 0), params.top_p, params.min_p, request.depth)
+    rule = _rule(request, machine.suppressed)
     for run in track.runs:
         plan, nodes = run.plan, run.result.nodes
         shape = Shape(plan.num_steps, plan.topk, plan.verify_width, plan.draft_offset, plan.coupled)
-        expected = draft(run.tokens, shape, rule, narrow=narrow)
+        expected = draft(run.tokens, shape, rule, narrow=machine.narrow)
         assert nodes is not None and (nodes.tokens, nodes.parents) == expected, (request.request_id, nodes, expected)
         cap = min(request.depth, plan.num_steps)
         accepted = accepted_of(expected, run.result.tokens, cap)
@@ -216,28 +248,44 @@ def check_drafts(track: Track, *, narrow: bool) -> None:
 
 
 def check_counters(request: Request, tracks: Sequence[Track]) -> None:
-    """The user's counters equal a replay of the runs that were given to the user."""
+    """The user's counters equal a replay of the runs that were given to the user, over all stays on the device."""
     output = request.output()
     stats, emitted = output.stats, len(output.outputs[0].token_ids)
-    assert emitted == (1 if emitted else 0) + sum(stats.run_lengths), request.request_id
-    if POISON in request.prompt_ids or len(tracks) != 1:
+    assert emitted == bool(emitted) + sum(stats.run_lengths), request.request_id
+    if POISON in request.prompt_ids:
         return
     drafted, accepted, lengths = [0] * 9, [0] * 9, []
-    left = emitted - 1
-    for run in tracks[0].runs:
-        if left <= 0:
-            break
-        kept = min(len(run.result.tokens), left)
-        left -= kept
-        lengths.append(kept)
-        for depth in range(run.result.drafted if kept == len(run.result.tokens) else kept):
-            drafted[depth] += 1
-        for depth in range(min(len(run.result.tokens) - 1, kept)):
-            accepted[depth] += 1
+    ends = [*(track.known_at_first for track in tracks[1:]), request.prompt_len + emitted]
+    for track, end in zip(tracks, ends, strict=False):
+        for run in track.runs:
+            kept = min(len(run.result.tokens), end - len(run.tokens))
+            if kept <= 0:
+                break
+            lengths.append(kept)
+            for depth in range(run.result.drafted if kept == len(run.result.tokens) else kept):
+                drafted[depth] += 1
+            for depth in range(min(len(run.result.tokens) - 1, kept)):
+                accepted[depth] += 1
     depths = len(stats.drafted_per_depth)
-    assert tuple(lengths) == stats.run_lengths
+    assert tuple(lengths) == stats.run_lengths, (request.request_id, lengths, stats.run_lengths)
     assert (tuple(drafted[:depths]), any(drafted[depths:])) == (stats.drafted_per_depth, False)
     assert (tuple(accepted[:depths]), any(accepted[depths:])) == (stats.accepted_per_depth, False)
+
+
+def check_stats(played: Played, *, sick: bool) -> None:
+    """The engine's counters are the sum of its requests', and account for every run that the device made."""
+    stats, outputs = played.stats, played.outputs
+    given = [len(output.outputs[0].token_ids) for output in outputs]
+    assert (stats.emitted_tokens, stats.first_tokens) == (sum(given), sum(map(bool, given)))
+    assert stats.emitted_tokens == stats.first_tokens + stats.iterations + stats.accepted - stats.cut_runs
+    assert stats.iterations == sum(output.stats.iterations for output in outputs)
+    for depths in ("drafted_per_depth", "accepted_per_depth"):
+        each = [getattr(output.stats, depths) for output in outputs]
+        assert getattr(stats, depths) == tuple(map(sum, zip_longest(*each, fillvalue=0))), depths
+    runs = sum(len(track.runs) for track in played.tracks)
+    failed = runs - stats.iterations - stats.late_runs
+    assert 0 <= failed <= stats.failed_runs if sick else failed == stats.failed_runs == 0
+    assert stats.preemptions >= sum(track.resumes for track in played.tracks)
 
 
 # --------------------------------------------------------------------------------------------- one at a time
@@ -246,21 +294,41 @@ def check_counters(request: Request, tracks: Sequence[Track]) -> None:
 class Plain:
     """One request at a time, one token per step, more pages than anyone needs, nothing kept from one to the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, suppressed: tuple[int, ...]) -> None:
+        self._suppressed = suppressed
         pair, _, _ = fake_pair(window=6, checked=False)
         config = EngineConfig(max_num_seqs=1, max_model_len=CONTEXT, page_size=4, schedule="sync", capture_after=16)
         speculative = SpeculativeConfig(num_steps=0)
-        self._engine = _engine(DeviceExecutor(pair, speculative=speculative, engine=config), speculative, config)
+        device = DeviceExecutor(pair, speculative=speculative, engine=config)
+        self._engine = _engine(device, speculative, config, suppressed)
 
-    def __call__(self, ask: Ask) -> RequestOutput:
-        request = self._engine.request(ask.prompt, replace(ask.params, num_steps=None))
-        self._engine.run([request], on_finish=lambda request: None)
-        return request.output()
+    def __call__(self, ask: Ask) -> list[RequestOutput]:
+        """What each sample gives."""
+        samples = self._engine.samples(ask.prompt, replace(ask.params, num_steps=None))
+        for request in samples:
+            request.parent = None
+            self._engine.run([request], on_finish=lambda request: None)
+            _by_definition(request, self._suppressed)
+        return [request.output() for request in samples]
+
+
+def _by_definition(request: Request, suppressed: tuple[int, ...]) -> None:
+    """Every token is what the tables and the rule of architecture 4.3 give, worked out in Python numbers."""
+    if POISON in request.prompt_ids:
+        return
+    rule = _rule(request, suppressed)
+    tokens = (*request.prompt_ids, *request.output_ids)
+    for place in range(request.prompt_len, len(tokens)):
+        assert next_token(tokens[:place], rule) == tokens[place], (request.request_id, place)
+
+
+def _rule(request: Request, suppressed: tuple[int, ...]) -> Rule:
+    return Rule(params=request.params, seed=request.seed, prompt_len=request.prompt_len, suppressed=suppressed)
 
 
 @cache
-def plain() -> Plain:
-    return Plain()
+def plain(suppressed: tuple[int, ...]) -> Plain:
+    return Plain(suppressed)
 
 
 # --------------------------------------------------------------------------------------------- all three
@@ -269,13 +337,9 @@ def plain() -> Plain:
 WRAPS: tuple[Callable[[Any], Any], ...] = (Lagging, WorkerExecutor, lambda device: device)
 
 
-def told(one: CompletionOutput) -> tuple[Any, ...]:
-    return one.token_ids, one.finish_reason, one.stop_reason, one.text
-
-
 def expected(mix: Mix) -> list[RequestOutput]:
     """What every request must give."""
-    return [plain()(ask) for ask in mix.asks]
+    return [output for ask in mix.asks for output in plain(mix.machine.suppressed)(ask)]
 
 
 def check(mix: Mix, wanted: Sequence[RequestOutput] | None = None) -> tuple[Played, Played]:
@@ -284,16 +348,38 @@ def check(mix: Mix, wanted: Sequence[RequestOutput] | None = None) -> tuple[Play
     sync = play(mix, "sync", lambda device: device)
     overlap = play(mix, "overlap", WRAPS[mix.seed % len(WRAPS)])
     for played in (sync, overlap):
-        for number, (found, one) in enumerate(zip(played.outputs, wanted, strict=True)):
-            _same(number, mix.asks[number], found, one)
-    assert sync.late == 0
+        asks = [ask for ask in mix.asks for _ in range(ask.params.n)]
+        for ask, found, one in zip(asks, played.outputs, wanted, strict=True):
+            same(ask, found, one)
+    assert sync.stats.late_runs == 0
     return sync, overlap
 
 
-def _same(number: int, ask: Ask, found: RequestOutput, wanted: RequestOutput) -> None:
-    ours, theirs = found.outputs[0], wanted.outputs[0]
-    assert found.prompt_token_ids == ask.prompt
+def same(ask: Ask, found: RequestOutput, wanted: RequestOutput) -> None:
+    """Ids, text, reasons, usage and log-probabilities; what was aborted has a first part of them."""
+    ours, theirs, name = found.outputs[0], wanted.outputs[0], found.request_id
+    assert (found.prompt_token_ids, found.seed) == (ask.prompt, wanted.seed), name
+    count = len(ours.token_ids)
     if ask.abort is not None and ours.finish_reason == "abort":
-        assert ours.token_ids == theirs.token_ids[: len(ours.token_ids)], number
-        return
-    assert told(ours) == told(theirs), (number, told(ours), told(theirs))
+        assert ours.token_ids == theirs.token_ids[:count], name
+    else:
+        assert _told(ours) == _told(theirs), (name, _told(ours), _told(theirs))
+        assert ours.finish_reason == "error" or _near(found.prompt_logprobs, wanted.prompt_logprobs), name
+    assert (ours.logprobs is None) == (ask.params.logprobs is None), name
+    if ours.logprobs is not None and theirs.logprobs is not None:
+        assert len(ours.logprobs) == count and _near(ours.logprobs, theirs.logprobs[:count]), name
+
+
+def _told(one: CompletionOutput) -> tuple[Any, ...]:
+    return one.token_ids, one.finish_reason, one.stop_reason, one.text
+
+
+def _near(ours: Sequence[Logprobs | None] | None, theirs: Sequence[Logprobs | None] | None) -> bool:
+    """Whether log-probabilities are equal to 1e-9, with the same tokens in the same order at the same ranks."""
+    if ours is None or theirs is None:
+        return ours is theirs
+    ours, theirs = list(ours), list(theirs)
+    if [None if at is None else list(at) for at in ours] != [None if at is None else list(at) for at in theirs]:
+        return False
+    pairs = [(mine[t], other[t]) for mine, other in zip(ours, theirs, strict=True) if mine and other for t in mine]
+    return all(a.rank == b.rank and abs(a.logprob - b.logprob) < 1e-9 for a, b in pairs)

@@ -6,6 +6,7 @@ Faults that leave the emitted tokens alone are among them: there only the canari
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,15 +16,19 @@ from torch import Tensor
 
 from frostline.cache.pages import PageAllocator
 from frostline.cache.pool import Pool
+from frostline.engine import batch, engine, scheduler
 from frostline.engine.request import Request
+from frostline.engine.reservation import Reservations
 from frostline.engine.scheduler import Scheduler
 from frostline.model import attention
 from frostline.model.attention import FrozenContext, PagedContext
+from frostline.runner.processing import RuleState
 from frostline.runner.rows import Rows
 from frostline.runner.sampling import SamplingRows
 from frostline.speculative import draft as drafting
 from frostline.speculative import iteration
 from frostline.speculative.executor import DeviceExecutor
+from frostline.speculative.step import PrefillChunk
 from frostline.types import RequestOutput
 from tests.fuzz import oracle
 from tests.fuzz.mix import Mix, mix
@@ -259,6 +264,57 @@ def _late_run_kept(patch: Patch) -> None:
     patch.setattr(Scheduler, "update", wrong)
 
 
+def _penalties_counted_once_a_step(patch: Patch) -> None:
+    """Of a run only the first token is counted (reported.md 19)."""
+    count = RuleState.count
+
+    def wrong(self: RuleState, rows_B: Tensor, token_BT: Tensor, counts_BT: Tensor) -> None:
+        count(self, rows_B, token_BT[:, :1], counts_BT[:, :1])
+
+    patch.setattr(RuleState, "count", wrong)
+
+
+def _penalties_without_the_path(patch: Patch) -> None:
+    """Nodes are penalised for what the request has emitted, not for what stands above them in the tree."""
+    patch.setattr(iteration, "paths_of", lambda tree: None)
+
+
+def _resumed_without_counts(patch: Patch) -> None:
+    patch.setattr(batch, "resumed", lambda rules, output_ids: rules)
+
+
+def _resumed_with_an_old_bonus(patch: Patch) -> None:
+    """A resumed request is seeded with the token before its last one."""
+    chunk = scheduler.next_chunk
+
+    def wrong(request: Request, length: int) -> PrefillChunk:
+        found = chunk(request, length)
+        return found if found.bonus is None else replace(found, bonus=[-1, *request.output_ids][-2])
+
+    patch.setattr(scheduler, "next_chunk", wrong)
+
+
+def _evicted_by_what_is_in_flight(patch: Patch) -> None:
+    """Pages go that the step in flight may still read: eviction looks at the largest length there can be."""
+    evict = Reservations.evict
+    patch.setattr(Reservations, "evict", lambda self, stay, committed: evict(self, stay, committed + stay.due_most + 1))
+
+
+def _results_of_a_former_stay(patch: Patch) -> None:
+    """A preempted request takes what was in flight for it."""
+    patch.setattr(batch.Batch, "current", lambda self, row: self.requests[row])
+
+
+def _samples_of_one_seed(patch: Patch) -> None:
+    patch.setattr(engine, "sample_seed", lambda seed, index: seed)
+
+
+def _logprobs_of_the_neighbour(patch: Patch) -> None:
+    """Log-probabilities of a run are those of the nodes before its own."""
+    score = iteration.score_tokens
+    patch.setattr(iteration, "score_tokens", lambda logits, *args: score(logits.roll(1, dims=0), *args))
+
+
 FAULTS: dict[str, Callable[[Patch], None]] = {
     name.removeprefix("_").replace("_", "-"): fault
     for name, fault in list(globals().items())
@@ -274,11 +330,18 @@ UNSEEN = (
     "seed-of-a-neighbour",
     "stale-bonus",
     "counted-twice",
+    "penalties-counted-once-a-step",
+    "penalties-without-the-path",
+    "resumed-without-counts",
+    "resumed-with-an-old-bonus",
+    "results-of-a-former-stay",
+    "samples-of-one-seed",
+    "logprobs-of-the-neighbour",
     "late-run-kept",
 )
 # Mixes in which a request fails on NaN are few: a fault that needs one looks at no others.
 SICK = ("no-scrub",)
-TRIES = 60
+TRIES = 40
 
 Case = tuple[Mix, list[RequestOutput]]
 

@@ -11,20 +11,23 @@ from hypothesis import strategies as st
 from tests.fuzz.mix import mix
 from tests.fuzz.oracle import Played, check
 
-BLOCK = 25
+BLOCK = 50
 
 
 def check_block(first: int) -> list[Played]:
     return [played for seed in range(first, first + BLOCK) for played in check(mix(seed))]
 
 
-@pytest.mark.parametrize("block", range(20))
+@pytest.mark.parametrize("block", range(10))
 def test_mixes_overlap_run_and_decode_alike(block: int) -> None:
     played = check_block(BLOCK * block)
     runs = [run for one in played for track in one.tracks for run in track.runs]
     accepted = Counter(len(run.result.tokens) - 1 for run in runs)
-    assert sum(accepted.values()) > 300 and min(accepted[n] for n in range(4)) > 3, "a tame block proves little"
-    assert sum(one.late for one in played) > 3
+    # A tame block would prove little.
+    assert sum(accepted.values()) > 300 and min(accepted[n] for n in range(4)) > 3
+    assert sum(one.stats.late_runs for one in played) > 3
+    assert sum(one.evicted for one in played) > 100
+    assert sum(one.stats.preemptions for one in played) > 0
     reasons = Counter(output.outputs[0].finish_reason for one in played for output in one.outputs)
     assert min(reasons[reason] for reason in ("stop", "length", "abort")) > 3
 
@@ -36,7 +39,7 @@ def test_any_mix_overlaps_runs_and_decodes_alike(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", range(80))
+@pytest.mark.parametrize("block", range(40))
 def test_prove_mixes(block: int) -> None:
     check_block(100_000 + BLOCK * block)
 
