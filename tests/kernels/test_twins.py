@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from frostline.kernels import fused, paged, reference
+from frostline.kernels import experts, fused, paged, reference
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -132,3 +132,19 @@ def test_a_request_does_not_feel_its_batch_or_the_bound(dtype: torch.dtype) -> N
 
     both = run(slice(0, 2), 640)
     assert torch.equal(both[:1], run(slice(0, 1), 303)) and torch.equal(both[1:], run(slice(1, 2), 20))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "top_k", "count", "width", "size"),
+    [(1, 2, 4, 24, 40), (37, 3, 5, 33, 130)] + ([(6, 8, 128, 704, 2816), (300, 8, 128, 704, 2816)] if CUDA else []),
+)
+def test_experts(dtype: torch.dtype, rows: int, top_k: int, count: int, width: int, size: int) -> None:
+    """Experts that nobody chose, one that every row chose, tiles that the widths do not fill."""
+    y = draw(rows, size, dtype=dtype)
+    gate_up = draw(count, 2 * width, size, dtype=dtype, seed=1) / size**0.5
+    down = draw(count, size, width, dtype=dtype, seed=2) / width**0.5
+    scores = torch.rand(rows, count, generator=torch.Generator().manual_seed(3))
+    scores[:, 1] = 2.0
+    weights, chosen = scores.to(DEVICE).topk(top_k, dim=-1)
+    close(experts.experts(y, weights, chosen, gate_up, down), reference.experts(y, weights, chosen, gate_up, down))

@@ -58,6 +58,14 @@ def gelu_times(gate: Tensor, up: Tensor) -> Tensor:
     return fused.gelu_times(gate, up)
 
 
+def experts(y_RD: Tensor, weights_Rk: Tensor, experts_Rk: Tensor, gate_up_proj: Tensor, down_proj: Tensor) -> Tensor:
+    if not is_fused(y_RD):
+        return reference.experts(y_RD, weights_Rk, experts_Rk, gate_up_proj, down_proj)
+    from frostline.kernels import experts as fused
+
+    return fused.experts(y_RD, weights_Rk, experts_Rk, gate_up_proj, down_proj)
+
+
 def head_logits(hidden: Tensor, weight: Tensor) -> Tensor:
     """hidden weight^T in at least float32. On a GPU it is the product's own accumulator, not rounded in between."""
     if not is_fused(hidden) or hidden.dtype == torch.float32:

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 # A finite stand-in for -inf in attention masks: a query that sees no key (a padding row) then yields a mean of
 # whatever lies there and not NaN, which would spread through the padding page.
 MASKED = -1e30
+# Rows whose expert weights are gathered at a time: bounds the gathered copy, whatever the prompt's length.
+_ROWS_AT_ONCE = 16
 
 
 def sizes(x: Tensor) -> tuple[int, ...]:
@@ -118,6 +120,23 @@ def masked_attention(q_BQHD: Tensor, kv_BSGD: Tensor, packed_mask: Tensor) -> Te
     k, v = kv.narrow(1, 0, kv_heads), kv.narrow(1, kv_heads, kv_heads)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=packed_mask, scale=1.0)
     return out.reshape(b, kv_heads, q_len, group * hd).transpose(1, 2).reshape(b, q_len, heads * hd)
+
+
+def experts(y_RD: Tensor, weights_Rk: Tensor, experts_Rk: Tensor, gate_up_proj: Tensor, down_proj: Tensor) -> Tensor:
+    """Sum of the chosen experts' gated feed-forwards, [R, D], each times its weight.
+
+    y_RD: rows. weights_Rk, at least float32, and experts_Rk int64: choices. gate_up_proj [E, 2 Im, D], gate half first;
+    down_proj [E, D, Im].
+    """
+    parts = (torch.split(part, _ROWS_AT_ONCE) for part in (y_RD, weights_Rk, experts_Rk))
+    return torch.cat([_few_rows(y, w, e, gate_up_proj, down_proj) for y, w, e in zip(*parts, strict=True)])
+
+
+def _few_rows(y: Tensor, weights: Tensor, chosen: Tensor, gate_up_proj: Tensor, down_proj: Tensor) -> Tensor:
+    gate_up = torch.einsum("rd,rkid->rki", y, gate_up_proj[chosen])
+    down = torch.einsum("rki,rkdi->rkd", gated_gelu(gate_up), down_proj[chosen])
+    weighted = (at_least_float32(down) * weights.unsqueeze(-1)).to(y.dtype)
+    return weighted.sum(1)
 
 
 def paged_attention(

@@ -1,4 +1,4 @@
-"""Mixture-of-experts block of 26B-A4B (gemma4.md 1.8). Static shapes and no host sync; built for few rows.
+"""Mixture-of-experts block of 26B-A4B (gemma4.md 1.8). Static shapes and no host sync.
 
 R rows, D hidden, E experts, k experts per row, Im expert width.
 """
@@ -12,9 +12,6 @@ from frostline.kernels import ops, reference
 from frostline.model.spec import MoESpec
 from frostline.parallel.group import ParallelGroup
 from frostline.parallel.linear import ColumnLinear
-
-# Rows whose expert weights are gathered at a time: bounds the gathered copy, whatever the prompt's length.
-_ROWS_AT_ONCE = 16
 
 
 class Router(nn.Module):
@@ -48,11 +45,4 @@ class Experts(nn.Module):
         self.down_proj = nn.Parameter(torch.empty(moe.num_experts, size, moe.intermediate, dtype=dtype, device=device))
 
     def forward(self, y_RD: Tensor, weights_Rk: Tensor, experts_Rk: Tensor) -> Tensor:
-        parts = (torch.split(part, _ROWS_AT_ONCE) for part in (y_RD, weights_Rk, experts_Rk))
-        return torch.cat([self._few(y, w, e) for y, w, e in zip(*parts, strict=True)])
-
-    def _few(self, y: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        gate_up = torch.einsum("rd,rkid->rki", y, self.gate_up_proj[experts])
-        down = torch.einsum("rki,rkdi->rkd", ops.gated_gelu(gate_up), self.down_proj[experts])
-        weighted = (reference.at_least_float32(down) * weights.unsqueeze(-1)).to(y.dtype)
-        return weighted.sum(1)
+        return ops.experts(y_RD, weights_Rk, experts_Rk, self.gate_up_proj, self.down_proj)
