@@ -1,8 +1,9 @@
 """Milliseconds per iteration of the released shapes on a GPU, with dummy weights.
 
     python benchmarks/gpu_iteration.py --models E4B,31B --batch 1,8,32 --steps 0,5 [--context 128] [--no-graphs]
+        [--options none,penalties,bias,masks,logprobs]
 
-One JSON line per (model, depth, batch). "device" is what the GPU needs when steps are launched ahead of their results,
+One JSON line per (model, depth, batch, request option). "device" is what the GPU needs when steps are launched ahead of their results,
 "tick" what a step takes when each result is read before the next launch. Accepted drafts are few with random weights,
 so divide by an accept length of your own. Needs a CUDA GPU.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 
 from frostline.config import EngineConfig, SpeculativeConfig
+from frostline.runner.rules import NEVER, LogitRules, RuleFeatures
 from frostline.speculative.executor import DeviceExecutor
 from frostline.speculative.plan import Plan
 from frostline.speculative.step import PrefillChunk, RowInit, Step, TableWrite
@@ -25,6 +27,11 @@ from frostline.types import GROUPS
 
 SHAPES = Path(__file__).parent / "shapes"
 PAGE = 16
+RULES = {
+    "penalties": LogitRules(frequency=0.5, presence=0.5, repetition=1.1, prompt_ids=tuple(range(10, 210))),
+    "bias": LogitRules(bias=((5, 1.0), (6, -1.0))),
+    "masks": LogitRules(earliest=((258882, NEVER), (258883, NEVER))),
+}
 
 
 def main() -> None:
@@ -34,6 +41,7 @@ def main() -> None:
     parser.add_argument("--steps", default="0,5")
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--iterations", type=int, default=30)
+    parser.add_argument("--options", default="none")
     parser.add_argument("--no-graphs", action="store_true")
     options = parser.parse_args()
     batches, depths = ([int(v) for v in text.split(",")] for text in (options.batch, options.steps))
@@ -55,17 +63,28 @@ def main() -> None:
         )
         for batch in batches:
             for depth in depths:
-                figures = measure(executor, batch, depth, options.context, options.iterations)
-                sys.stdout.write(json.dumps({"model": name, "steps": depth, "batch": batch, **figures}) + "\n")
-                sys.stdout.flush()
+                for option in options.options.split(","):
+                    figures = measure(executor, batch, depth, options.context, options.iterations, option)
+                    line = {"model": name, "steps": depth, "batch": batch, "options": option, **figures}
+                    sys.stdout.write(json.dumps(line) + "\n")
+                    sys.stdout.flush()
         del executor
         torch.cuda.empty_cache()
 
 
-def measure(executor: DeviceExecutor, batch: int, depth: int, context: int, iterations: int) -> dict[str, float]:
-    plan = Plan(num_steps=depth, verify_width=depth + 1, draft_offset=0)
+def measure(
+    executor: DeviceExecutor, batch: int, depth: int, context: int, iterations: int, option: str
+) -> dict[str, float]:
+    rules = RULES.get(option)
+    plan = Plan(
+        num_steps=depth,
+        verify_width=depth + 1,
+        draft_offset=0,
+        rules=RuleFeatures() if rules is None else rules.features,
+        logprobs=5 if option == "logprobs" else -1,
+    )
     rows = tuple(range(1, batch + 1))
-    executor.collect(executor.launch(_admission(executor, rows, plan, depth, context)))
+    executor.collect(executor.launch(_admission(rows, plan, depth, context, rules)))
     # Every iteration may commit depth + 1 rows; the bound covers them all, so that one recording serves.
     step = Step(rows=rows, plan=plan, kv_bound=context + 64)
     for _ in range(3):
@@ -86,7 +105,7 @@ def measure(executor: DeviceExecutor, batch: int, depth: int, context: int, iter
     }
 
 
-def _admission(executor: DeviceExecutor, rows: tuple[int, ...], plan: Plan, depth: int, context: int) -> Step:
+def _admission(rows: tuple[int, ...], plan: Plan, depth: int, context: int, rules: LogitRules | None) -> Step:
     pages = -(-(context + 512) // PAGE)
     tables = [
         TableWrite(row=row, group=group, start=0, pages=tuple(range(1 + (row - 1) * pages, 1 + row * pages)))
@@ -96,7 +115,17 @@ def _admission(executor: DeviceExecutor, rows: tuple[int, ...], plan: Plan, dept
     tokens = tuple(10 + n % 200 for n in range(context))
     return Step(
         inits=tuple(
-            RowInit(row=row, prompt_len=context, seed=1, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, depth=depth)
+            RowInit(
+                row=row,
+                prompt_len=context,
+                seed=1,
+                temperature=0.0,
+                top_k=0,
+                top_p=1.0,
+                min_p=0.0,
+                depth=depth,
+                rules=rules,
+            )
             for row in rows
         ),
         tables=tuple(tables),

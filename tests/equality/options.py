@@ -12,6 +12,7 @@ from frostline import SamplingParams
 from frostline.engine.rules import logit_rules
 from frostline.model.attention import CausalContext
 from frostline.runner.rules import LogitRules
+from frostline.types import Logprobs
 from tests.equality.bundled import Bundle
 from tests.sampling.reference import keep, noise, processed
 
@@ -41,6 +42,23 @@ def option_rows(temperature: float, tokens: int, **common: Any) -> list[Sampling
         {"allowed_token_ids": (*FEW[:40], 106), "min_tokens": 3, "logit_bias": {106: 4.0}},
     ]
     return [SamplingParams(**(base | {"seed": 40 + number} | own)) for number, own in enumerate(options)]
+
+
+def equal_entries(ours: Sequence[Logprobs | None] | None, theirs: Sequence[Logprobs | None] | None) -> bool:
+    """The same tokens in the same order at every position, log-probabilities within 1e-9, equal ranks."""
+    if ours is None or theirs is None:
+        return ours is theirs
+    return len(ours) == len(theirs) and all(map(_equal_entry, ours, theirs))
+
+
+def _equal_entry(one: Logprobs | None, other: Logprobs | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    pairs = zip(one.items(), other.items(), strict=False)
+    return len(one) == len(other) and all(
+        token == same and found.rank == expected.rank and abs(found.logprob - expected.logprob) < 1e-9
+        for (token, found), (same, expected) in pairs
+    )
 
 
 def emitted(own: Bundle, prompt: Sequence[int], params: SamplingParams, seed: int, count: int) -> list[int]:

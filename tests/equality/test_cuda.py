@@ -20,8 +20,25 @@ PLAIN = SpeculativeConfig(num_steps=0)
 CHAIN = SpeculativeConfig(num_steps=4)
 TREE = SpeculativeConfig(num_steps=4, topk=2)
 PROMPTS = [prompt.prompt for prompt in held_out(12)]
+# The second half changes and reports logits, each row in its own way.
+OPTIONS: list[dict[str, Any]] = [
+    {"frequency_penalty": 0.8, "logprobs": 3},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.5, "prompt_logprobs": 2},
+    {"logit_bias": {300: 4.0, 310: 3.5}, "logprobs": 0},
+    {"min_tokens": 12},
+    {"allowed_token_ids": tuple(range(300, 420)), "frequency_penalty": 0.4},
+    {"prompt_logprobs": 0, "logprobs": 20},
+]
 PARAMS = [
-    SamplingParams(temperature=n % 2, top_k=64, top_p=0.95, seed=n, max_tokens=20 + 5 * n, ignore_eos=True)
+    SamplingParams(
+        temperature=n % 2,
+        top_k=64,
+        top_p=0.95,
+        seed=n,
+        max_tokens=20 + 5 * n,
+        ignore_eos=True,
+        **(OPTIONS[n - 6] if n >= 6 else {}),
+    )
     for n in range(12)
 ]
 

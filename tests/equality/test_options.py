@@ -6,13 +6,16 @@ float64, the bundled pair. Rows of a batch differ in their options, so that they
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from frostline import RequestOutput, SamplingParams, SpeculativeConfig
+from frostline.config import Schedule
+from frostline.speculative.worker import WorkerExecutor
 from tests.equality.bundled import PLAIN, accept_length, bundle, differing, report
-from tests.equality.options import FEW, emitted, option_rows
+from tests.equality.options import FEW, emitted, equal_entries, option_rows
 
 MODES = {
     "chain": SpeculativeConfig(num_steps=4),
@@ -21,6 +24,12 @@ MODES = {
 }
 RULES = {"greedy": 0.0, "sampled": 1.0}
 TOKENS = 24
+FEW_PREEMPTED = (("plain", "overlap"), ("chain", "sync"), ("tree-k3", "overlap"))
+PREEMPTED = [
+    pytest.param(mode, schedule, marks=() if (mode, schedule) in FEW_PREEMPTED else pytest.mark.slow)
+    for mode in ("plain", *MODES)
+    for schedule in ("sync", "overlap")
+]
 
 
 def prompts(count: int) -> list[tuple[int, ...]]:
@@ -52,7 +61,7 @@ def test_every_option_under_speculation_gives_the_tokens_of_plain_decoding(mode:
     assert accept_length(found) > 1.5
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["chain", "tree-k3"])
 def test_recorded_iterations_keep_the_counts(mode: str) -> None:
     rows = option_rows(0.0, TOKENS)
     found = bundle().llm(MODES[mode], batch=10, context=512, capture_after=0).generate(prompts(len(rows)), rows)
@@ -67,6 +76,33 @@ def test_a_request_without_options_is_untouched_by_its_company(mode: str) -> Non
     together = bundle().llm(config, batch=10, context=512).generate(prompts(len(rows)), rows)
     alone = bundle().llm(config, batch=1, context=512).generate(prompts(len(rows))[5], bare)
     assert differing(together[5:6], alone) == []
+
+
+@pytest.mark.parametrize(("mode", "schedule"), PREEMPTED)
+def test_a_preempted_request_goes_on_with_its_counts_and_entries(mode: str, schedule: Schedule) -> None:
+    """So few pages that requests are preempted in the middle: penalties, masks and log-probabilities as if never."""
+    config = PLAIN if mode == "plain" else MODES[mode]
+    wanted = [replace(row, logprobs=2, prompt_logprobs=1) for row in option_rows(1.0, 40, ignore_eos=True)]
+    picked = [ids[:20] for ids in prompts(len(wanted))]
+    # Room for the beginnings of three or four requests and little more.
+    pages = (4 if mode == "tree-k3" else 3) * -(-(20 + 2 * config.verify_width) // 4) + 2
+    llm = bundle().llm(
+        config,
+        wrap=WorkerExecutor if schedule == "overlap" else None,
+        batch=6,
+        context=256,
+        page_size=4,
+        kv_pages=pages,
+        max_prefill_tokens=33,
+        schedule=schedule,
+    )
+    found = llm.generate(picked, wanted)
+    assert llm.stats().preemptions > 0
+    expected = bundle().llm(PLAIN, batch=len(wanted), context=256).generate(picked, wanted)
+    assert differing(found, expected) == []
+    for ours, theirs in zip(found, expected, strict=True):
+        assert equal_entries(ours.outputs[0].logprobs, theirs.outputs[0].logprobs)
+        assert equal_entries(ours.prompt_logprobs, theirs.prompt_logprobs)
 
 
 def test_drafts_follow_masks_and_biases() -> None:
