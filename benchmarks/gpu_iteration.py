@@ -3,9 +3,9 @@
     python benchmarks/gpu_iteration.py --models E4B,31B --batch 1,8,32 --steps 0,5 [--context 128] [--no-graphs]
         [--options none,penalties,bias,masks,logprobs]
 
-One JSON line per (model, depth, batch, request option). "device" is what the GPU needs when steps are launched ahead of their results,
-"tick" what a step takes when each result is read before the next launch. Accepted drafts are few with random weights,
-so divide by an accept length of your own. Needs a CUDA GPU.
+One JSON line per (model, depth, batch, request option). "device" is what the GPU needs when steps are launched ahead of
+their results, "tick" what a step takes when each result is read before the next launch. Accepted drafts are few with
+random weights, so divide by an accept length of your own. Needs a CUDA GPU.
 """
 
 from __future__ import annotations
