@@ -52,8 +52,10 @@ class Penalties(NamedTuple):
 
     def write(self, row: int, rules: LogitRules) -> None:
         """A request's penalties and what they look at; the neutral LogitRules leave logits as they are."""
-        self.frequency[row], self.presence[row] = rules.frequency, rules.presence
-        self.repetition[row] = rules.repetition
+        # By fill_: assigning a number to an element would make the host wait for a GPU.
+        self.frequency[row].fill_(rules.frequency)
+        self.presence[row].fill_(rules.presence)
+        self.repetition[row].fill_(rules.repetition)
         self.counts[row].zero_()
         self.in_prompt[row].zero_()
         if not rules.has_penalties:
