@@ -200,7 +200,7 @@ class EngineConfig:
     page_size: int = 16
     kv_pages: int | None = None
     sliding_kv_pages: int | None = None
-    schedule: Schedule = "sync"
+    schedule: Schedule = "overlap"
     capture_after: int | Literal["auto"] | None = "auto"
 
     def __post_init__(self) -> None:

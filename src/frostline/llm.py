@@ -52,7 +52,7 @@ class LLM:
         *,
         draft: str = "auto",
         speculative: SpeculativeConfig | None = None,
-        schedule: Schedule = "sync",
+        schedule: Schedule = "overlap",
         device: str = "cpu",
         dtype: str = "auto",
         tokenizer: str | None = None,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
 
 from frostline import RequestError, SamplingParams, SpeculativeConfig
+from frostline.config import EngineConfig
 from frostline.llm import LLM
 from tests.engine.fake_executor import FakeExecutor, hashed
 from tests.engine.harness import llm_on
@@ -124,6 +127,11 @@ def test_with_speculative_changes_the_draft_and_not_the_output() -> None:
     assert drafted.outputs == undrafted.outputs
     assert drafted.stats.iterations < undrafted.stats.iterations == 5
     assert (undrafted.stats.drafted, undrafted.stats.accept_length) == (0, 1.0)
+
+
+def test_every_option_of_the_engine_is_one_of_llm_with_the_same_default() -> None:
+    options = inspect.signature(LLM).parameters
+    assert {field.name: options[field.name].default for field in fields(EngineConfig)} == asdict(EngineConfig())
 
 
 def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,5 +202,6 @@ def test_the_schedule_is_chosen_by_the_config() -> None:
     device = FakeExecutor(hashed([A, B]))
     assert isinstance(engine_on(device).loop, SyncLoop)
     assert isinstance(engine_on(device, schedule="overlap").loop, OverlapLoop)
+    assert EngineConfig().schedule == "overlap"
     with pytest.raises(ConfigError, match="'sync' or 'overlap', got 'async'"):
         EngineConfig(schedule="async")  # type: ignore[arg-type]

@@ -57,6 +57,8 @@ class Bundle:
 
         options: as EngineConfig has them.
         """
+        # The plain loop, where a test does not name one: every run that was launched counts, none comes late.
+        options.setdefault("schedule", "sync")
         config = EngineConfig(
             max_num_seqs=batch, max_model_len=context, page_size=page_size, kv_pages=kv_pages, **options
         )

@@ -28,7 +28,7 @@ def test_reported_5_released_assistants_reserve_no_kv(name: str) -> None:
     """E2B at default sizes reserved draft KV elsewhere: here every byte is of a layer of the target that owns rows."""
     target = target_spec(read_config(folder(name)))
     engine = EngineConfig(kv_pages=100)
-    layouts = plan_pages(target, table_width=100, engine=engine, element_size=2, device=torch.device("cpu"))
+    layouts = plan_pages(target, table_width=100, margin=10, engine=engine, element_size=2, device=torch.device("cpu"))
     for group in GROUPS:
         assert layouts[group].owners == target.owners(group)
         held = len(layouts[group].owners) * 2 * layouts[group].kv_heads * layouts[group].head_dim

@@ -62,7 +62,7 @@ class EngineOptions:
     schedule: Annotated[
         Schedule,
         _option(_ENGINE, "--schedule", "overlap launches the next step before it reads the last; sync waits for each."),
-    ] = "sync"
+    ] = "overlap"
 
 
 @dataclass(frozen=True, kw_only=True)
