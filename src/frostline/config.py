@@ -188,10 +188,11 @@ class EngineConfig:
     max_num_seqs: requests that run at once. max_model_len: tokens per request, prompt included; None takes the
     model's own. max_prefill_tokens: prompt tokens per tick. page_size: KV rows per page. kv_pages: pages per layer
     group; None sizes them for max_num_seqs requests of max_model_len, within a memory bound. sliding_kv_pages: pages of
-    the sliding group, which needs few: a window per request; None takes kv_pages, or sizes them too. schedule: "sync"
-    reads a step before the next is scheduled, "overlap" launches the next before it reads (engine.loop). capture_after:
-    uses of a batch shape before its iteration is recorded and replayed without Python (runner.graphs); "auto" is 2 on a
-    GPU and 64 on a CPU, None never records. The tokens are the same, whatever these two are.
+    the sliding group, which needs few: a window per request; None takes kv_pages, or sizes them too. prefix_cache: keep
+    what was computed while its pages are not needed, for prompts that begin alike. schedule: "sync" reads a step before
+    the next is scheduled, "overlap" launches the next before it reads (engine.loop). capture_after: uses of a batch
+    shape before its iteration is recorded and replayed without Python (runner.graphs); "auto" is 2 on a GPU and 64 on a
+    CPU, None never records. The tokens are the same, whatever these three are.
     """
 
     max_num_seqs: int = 64
@@ -200,6 +201,7 @@ class EngineConfig:
     page_size: int = 16
     kv_pages: int | None = None
     sliding_kv_pages: int | None = None
+    prefix_cache: bool = True
     schedule: Schedule = "overlap"
     capture_after: int | Literal["auto"] | None = "auto"
 

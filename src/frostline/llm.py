@@ -63,6 +63,7 @@ class LLM:
         page_size: int = 16,
         kv_pages: int | None = None,
         sliding_kv_pages: int | None = None,
+        prefix_cache: bool = True,
         capture_after: int | Literal["auto"] | None = "auto",
         timeline: Timeline | None = None,
     ) -> None:
@@ -73,6 +74,7 @@ class LLM:
             page_size=page_size,
             kv_pages=kv_pages,
             sliding_kv_pages=sliding_kv_pages,
+            prefix_cache=prefix_cache,
             schedule=schedule,
             capture_after=capture_after,
         )

@@ -30,7 +30,8 @@ class SamplingParams:
     what the context leaves; None takes all of it. stop: strings that end the text. stop_token_ids: tokens that end it,
     beside the model's own EOS list unless ignore_eos. num_steps: this request's own draft depth, 0 to the engine's;
     None takes the engine's. n: samples of the prompt, which is prefilled once; sample 0 has this seed, the others seeds
-    derived from it.
+    derived from it. cache_salt: only requests of the same salt, None being one too, share what they compute of prompts
+    that begin alike, so that nobody learns from its speed what others asked.
 
     frequency_penalty, presence_penalty: -2 to 2, taken from a logit per time / once that the output has its token.
     repetition_penalty: above 0; divides positive and multiplies negative logits of tokens in prompt or output.
@@ -58,6 +59,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     num_steps: int | None = None
     n: int = 1
+    cache_salt: str | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0

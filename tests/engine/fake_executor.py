@@ -121,6 +121,9 @@ class FakeExecutor:
             self._write_table(write)
         for copy in step.copies:
             self._copy(copy)
+        # All read before any writes: no chunk may count on another one of its step.
+        for chunk in step.prefill:
+            self._read_before(chunk)
         seeds = [seed for chunk in step.prefill for seed in self._prefill(chunk)]
         self._check_plan(step)
         return StepResult(seeds=tuple(seeds), runs=tuple(self._iterate(row, step.plan) for row in step.rows))
@@ -180,13 +183,16 @@ class FakeExecutor:
         assert not destination.rows, "a copy over rows in use"
         destination.rows.update({slot: source.rows[slot] for slot in range(copy.rows)})
 
-    def _prefill(self, chunk: PrefillChunk) -> list[SeedResult]:
+    def _read_before(self, chunk: PrefillChunk) -> None:
         row = self._rows[chunk.row]
         assert chunk.tokens and row.bonus is None and chunk.start == row.committed
         if not row.tokens:
             row.know(self._found(row))
         # The first query of the chunk sees the oldest rows.
         self._attend(row, oldest=chunk.start - self.window + 1)
+
+    def _prefill(self, chunk: PrefillChunk) -> list[SeedResult]:
+        row = self._rows[chunk.row]
         row.know(chunk.tokens)
         for position in range(chunk.start, len(row.tokens)):
             self._write(row, position)

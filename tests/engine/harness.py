@@ -27,7 +27,11 @@ def engine_on(executor: Executor, *, steps: int = 4, **options: Any) -> Engine:
     return Engine(
         executor,
         speculative=config,
-        config=EngineConfig(max_prefill_tokens=options.pop("budget", 2048), schedule=options.pop("schedule", "sync")),
+        config=EngineConfig(
+            max_prefill_tokens=options.pop("budget", 2048),
+            schedule=options.pop("schedule", "sync"),
+            prefix_cache=options.pop("prefix_cache", True),
+        ),
         decoder=byte_level(),
         eos_token_ids=options.pop("eos", (EOS,)),
         vocab_size=byte_level().vocab_size,

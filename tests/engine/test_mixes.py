@@ -6,7 +6,7 @@ Pools are often so small that a few long requests do not fit together, and windo
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -36,21 +36,25 @@ class Mix:
     """A case: the device's sizes, and per request when it comes and when, if ever, it is aborted.
 
     crowded: short prompts with long answers in few pages, which force preemption. failing: how likely a request is to
-    have NaN in its prompt, and again in its answer. What came of it is left in `preemptions`, `late_runs`, `evicted`.
+    have NaN in its prompt, and again in its answer. sharing: how likely a prompt begins as another one does. What came
+    of it is left in `preemptions`, `late_runs`, `evicted` and `cached`.
     """
 
     seed: int
     rng: random.Random = field(init=False)
     crowded: bool = field(init=False)
     failing: float = field(init=False)
+    sharing: float = field(init=False)
     preemptions: int = 0
     late_runs: int = 0
     evicted: int = 0
+    cached: int = 0
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.crowded = self.rng.random() < 0.5
         self.failing = self.rng.choice([0, 0, 0.15])
+        self.sharing = self.rng.choice([0, 0.3, 0.8])
 
     def params(self, steps: int, number: int) -> SamplingParams:
         """number: of the request in its case; its seed tells it from the others."""
@@ -66,11 +70,15 @@ class Mix:
             include_stop_str_in_output=rng.random() < 0.3,
             skip_special_tokens=rng.random() < 0.8,
             num_steps=rng.choice([None, None, 0, rng.randint(0, steps)]),
+            cache_salt=rng.choice([None, None, None, "salt"]),
         )
 
-    def prompt(self) -> list[int]:
+    def prompt(self, others: Sequence[Sequence[int]]) -> list[int]:
         most = 9 if self.crowded else MAX_CONTEXT - 1
         prompt = [self.rng.choice(CHOICES) for _ in range(self.rng.randint(1, most))]
+        if others and self.rng.random() < self.sharing:
+            other = self.rng.choice(others)
+            prompt = [*other[: self.rng.randint(1, len(other))], *prompt][: MAX_CONTEXT - 1]
         if self.rng.random() < self.failing:
             prompt[self.rng.randrange(len(prompt))] = POISON
         return prompt
@@ -107,7 +115,9 @@ def play(
     budget = rng.choice([1, 5, 16, 64])
     device = mix.device(steps, width)
     engine = engine_on(wrap(device), steps=steps, topk=topk, width=width, budget=budget, schedule=schedule)
-    prompts = [mix.prompt() for _ in range(rng.randint(4 if mix.crowded else 1, 9))]
+    prompts: list[list[int]] = []
+    for _ in range(rng.randint(4 if mix.crowded else 1, 9)):
+        prompts.append(mix.prompt(prompts))
     requests = [engine.request(prompt, mix.params(steps, number)) for number, prompt in enumerate(prompts)]
     device.nan = frozenset(
         (request.seed, request.prompt_len + at)
@@ -131,6 +141,7 @@ def play(
     failed = sum(reasons[request.request_id] == "error" and bool(request.output_ids) for request in requests)
     assert returned + failed + engine.loop.late_runs == sum(len(step.rows) for step in device.steps)
     mix.preemptions, mix.late_runs = engine.stats().preemptions, engine.loop.late_runs
+    mix.cached = engine.stats().cached_prompt_tokens
     mix.evicted = sum(write.pages.count(0) for step in device.steps for write in step.tables)
     return {key: output.outputs[0] for key, output in outputs.items() if reasons[key] not in ("abort", "error")}
 

@@ -41,7 +41,7 @@ def alone(count: int, tokens: int = 30) -> list[tuple[int, ...]]:
 def test_the_newest_gives_way_and_goes_on_where_it_was(schedule: Schedule) -> None:
     # 43 rows at most for one request, and 12 pages of 4: three begin, one ends alone.
     small = device(num_pages={"sliding": 99, "full": 13})
-    engine = engine_on(Lagging(small), schedule=schedule)
+    engine = engine_on(Lagging(small), schedule=schedule, prefix_cache=False)
     requests = long_requests(engine, 4)
     outputs = run(engine, requests)
     assert [output.outputs[0].token_ids for output in outputs] == alone(4)
@@ -216,7 +216,7 @@ def test_reported_21_eviction_ticks_once_per_chunk_and_iteration(
 
     monkeypatch.setattr(Reservations, "evict", counted)
     small = device(num_pages={"sliding": 99, "full": 99}, window=5)
-    engine = engine_on(Lagging(small), schedule=schedule, budget=4)
+    engine = engine_on(Lagging(small), schedule=schedule, budget=4, prefix_cache=False)
     requests = [engine.request([A] * n, SamplingParams(max_tokens=20, seed=n, ignore_eos=True)) for n in (3, 9, 14)]
     freed: Counter[int] = Counter()
     run(engine, requests)

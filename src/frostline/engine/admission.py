@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from frostline.engine.request import Request
 from frostline.engine.reservation import Reservations
+from frostline.engine.reuse import Reuse
 from frostline.engine.stay import Stay
 from frostline.errors import RequestError
 from frostline.speculative.step import Executor
@@ -138,22 +139,30 @@ class Admission:
         self.limits = limits
         self.rows = RowAllocator(num_rows)
         self.pages = Reservations(num_pages=num_pages, page_size=limits.page_size, window=limits.window)
+        self.reuse = Reuse(self.pages.allocators, page_size=limits.page_size, window=limits.window)
         self._draining: list[Stay] = []
 
     def admit(self, request: Request, *, promised: Mapping[Group, int]) -> bool:
         """A row, if what the request knows, and two iterations, fit now; False, with nothing taken, if they do not.
 
+        What others have computed of it already counts as fitting, and is its own from then on.
         promised: pages that are free but that those who run were admitted for.
         """
-        needs = self.limits.needs(request.known)
-        fits = all(self.pages.available(group) - promised[group] >= needs[group] for group in GROUPS)
-        if not self.rows.num_free or not fits:
+        if not self.rows.num_free:
             return False
-        request.enter(Stay(row=self.rows.allocate(), target=request.rows_to_prefill))
+        hit, needs = self.reuse.find(request), self.limits.needs(request.known)
+        lacks = {group: needs[group] - len(hit.held(group)) for group in GROUPS}
+        if any(self.pages.available(group) - promised[group] < lacks[group] for group in GROUPS):
+            self.reuse.give_back(hit)
+            return False
+        stay = Stay(row=self.rows.allocate(), target=request.rows_to_prefill, scheduled=hit.rows, prefilled=hit.rows)
+        self.pages.begin(stay, hit.pages)
+        request.enter(stay)
         return True
 
     def leave(self, request: Request) -> None:
         """The request is over or preempted: what it holds is free now, or once its work in flight is read."""
+        self.reuse.keep(request, request.committed)
         stay = request.leave()
         if request.finish is not None and request.finish.reason == "error":
             self.pages.spoil(stay)

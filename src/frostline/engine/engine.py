@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from itertools import count
 
+from frostline.cache.prefix import PrefixChain
 from frostline.config import EngineConfig, Schedule, SpeculativeConfig
 from frostline.engine.admission import Admission, Limits
 from frostline.engine.calls import SAMPLE_MARK, Calls, OneAtATime
@@ -135,6 +136,7 @@ class Engine:
                 vocab_size=self._limits.vocab_size,
             ),
             prompt=prompt,
+            chain=self._chain(params),
         )
 
     def samples(
@@ -192,7 +194,13 @@ class Engine:
             logit_rules=first.logit_rules,
             prompt=first.prompt,
             parent=first,
+            chain=self._chain(first.params),
         )
+
+    def _chain(self, params: SamplingParams) -> PrefixChain | None:
+        if not self.config.prefix_cache:
+            return None
+        return PrefixChain(self._limits.page_size, salt=params.cache_salt)
 
     def _finish_rules(self, params: SamplingParams, max_new_tokens: int) -> FinishRules:
         return FinishRules(

@@ -39,10 +39,11 @@ class Pressure:
     def secure(self, request: Request, *, least: int, most: int) -> int:
         """Pages for up to `most` KV rows and no fewer than `least`: how many rows there are pages for now, 0 for none.
 
-        What left the request's window is given back first.
+        What left the request's window is given back first; whoever has the same beginning may still find it.
         """
-        pages, stay = self.admission.pages, request.on_device
-        pages.evict(stay, request.committed)
+        pages, stay, committed = self.admission.pages, request.on_device, request.committed
+        self.admission.reuse.keep(request, committed)
+        pages.evict(stay, committed)
         if self.is_short:
             return min(most, pages.covered(stay)) if pages.covered(stay) >= least else 0
         while pages.reach(stay) < least:

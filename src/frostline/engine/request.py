@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from frostline.cache.prefix import PrefixChain
 from frostline.engine.counters import SpecCounter
 from frostline.engine.finish import NAN_LOGITS, Finish, FinishRules
 from frostline.engine.logprobs import LogprobRecord
@@ -21,7 +22,8 @@ from frostline.types import CompletionOutput, RequestOutput, SamplingParams
 class Request:
     """Fixed at arrival: all up to `parent`. max_new_tokens: after the cap by the context. depth: own draft depth.
 
-    parent: sample 0 of the same prompt, for its other samples.
+    parent: sample 0 of the same prompt, for its other samples. chain: the keys of its full pages; None for a request
+    that shares none.
     output_ids: tokens returned and kept. stay: what it has on the device, with what was launched for it; None while it
     waits, for the first time or after a preemption, and once it is over.
     """
@@ -37,6 +39,7 @@ class Request:
     prompt: str | None = None
     parent: Request | None = None
 
+    chain: PrefixChain | None = None
     output_ids: list[int] = field(default_factory=list)
     counter: SpecCounter = field(default_factory=SpecCounter)
     finish: Finish | None = None

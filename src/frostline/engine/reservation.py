@@ -38,6 +38,14 @@ class Reservations:
         entries = (len(stay.tables[group]) + self.available(group) + more[group] for group in GROUPS)
         return min(entries) * self.page_size
 
+    def begin(self, stay: Stay, pages: Mapping[Group, Sequence[int]]) -> None:
+        """Tables that name pages which the stay holds already; page 0 stands for what its window has left behind."""
+        for group in GROUPS:
+            if pages[group]:
+                stay.tables[group].extend(pages[group])
+                stay.writes.append(TableWrite(row=stay.row, group=group, start=0, pages=tuple(pages[group])))
+        stay.evicted = sum(page == PADDING_PAGE for page in pages["sliding"])
+
     def grow(self, stay: Stay, rows: int) -> None:
         """Pages up to `rows` KV rows in both groups; the caller has looked at `reach`."""
         entries = -(-rows // self.page_size)

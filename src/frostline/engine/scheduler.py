@@ -70,6 +70,7 @@ class Scheduler:
         while budget and self._waiting and self._admit(self._waiting[0]):
             request = self._waiting.popleft()
             self._running[request.row] = request
+            self.counters.cached_prompt_tokens += request.on_device.prefilled
             inits.append(row_init(request))
             budget -= self._prefill(request, budget, chunks)
         if not iterating and not chunks:
@@ -177,6 +178,9 @@ class Scheduler:
             request.expect(min(request.depth, plan.num_steps) + 1)
         for stay in stays.values():
             stay.in_flight += 1
+        for request in prefilling:
+            # From the next step on: within one step nobody reads what another row's chunk writes.
+            self._admission.reuse.keep(request, request.on_device.scheduled)
         return Batch(step=step, requests=MappingProxyType(requests), stays=MappingProxyType(stays))
 
     def _check_progress(self) -> None:
