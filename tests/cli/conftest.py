@@ -31,7 +31,12 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[FakeLLM]:
     opened: list[FakeLLM] = []
 
     def open_llm(
-        model: ModelOptions, speculation: Speculation, engine: EngineOptions, *, must_draft: bool = False
+        model: ModelOptions,
+        speculation: Speculation,
+        engine: EngineOptions,
+        *,
+        must_draft: bool = False,
+        prefix_cache: bool = True,
     ) -> FakeLLM:
         opened.append(FakeLLM(speculation.config, schedule=engine.schedule))
         return opened[-1]

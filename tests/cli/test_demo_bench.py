@@ -37,7 +37,7 @@ def test_demo_json(run: Run, engines: list[FakeLLM]) -> None:
 
 
 def test_demo_says_where_the_tokens_differ_and_exits_with_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_llm(model: ModelOptions, speculation: Speculation, engine: EngineOptions, *, must_draft: bool) -> FakeLLM:
+    def open_llm(model: ModelOptions, speculation: Speculation, engine: EngineOptions, **options: bool) -> FakeLLM:
         return FakeLLM(speculation.config, broken=(2,))
 
     monkeypatch.setattr(loading, "open_llm", open_llm)

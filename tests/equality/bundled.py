@@ -55,10 +55,12 @@ class Bundle:
     ) -> tuple[DeviceExecutor, EngineConfig]:
         """A device side of its own over these weights (or those of `pair`); it records the drafted nodes.
 
-        options: as EngineConfig has them.
+        options: as EngineConfig has them, but that prefix_cache is off unless asked for: who follows the rows of a
+        request wants to see each of them computed.
         """
         # The plain loop, where a test does not name one: every run that was launched counts, none comes late.
         options.setdefault("schedule", "sync")
+        options.setdefault("prefix_cache", False)
         config = EngineConfig(
             max_num_seqs=batch, max_model_len=context, page_size=page_size, kv_pages=kv_pages, **options
         )

@@ -79,6 +79,7 @@ def latency(
         replace(meaning, config=widest(configs.values())),
         engine,
         must_draft=any(name != "plain" for name in names),
+        prefix_cache=False,
     )
     cases = [case for size in batches for case in engine_cases(llm, configs, in_batches(prompts, size), params)]
     if against is not None:

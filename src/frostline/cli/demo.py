@@ -72,7 +72,8 @@ def demo(
     for notice in meaning.notices:
         output.remark(notice)
     prompts = held_out()
-    llm = loading.open_llm(model, replace(meaning, config=widest(configs.values())), engine, must_draft=True)
+    widened = replace(meaning, config=widest(configs.values()))
+    llm = loading.open_llm(model, widened, engine, must_draft=True, prefix_cache=False)
     results = {name: _run(llm.with_speculative(config), config, prompts, params) for name, config in configs.items()}
     identical = len({result.token_ids for result in results.values()}) == 1
     if as_json:

@@ -69,9 +69,16 @@ class Generator(Protocol):
 
 
 def open_llm(
-    model: ModelOptions, speculation: Speculation, engine: EngineOptions, *, must_draft: bool = False
+    model: ModelOptions,
+    speculation: Speculation,
+    engine: EngineOptions,
+    *,
+    must_draft: bool = False,
+    prefix_cache: bool = True,
 ) -> Generator:
     """Loads the pair. must_draft: an error instead of plain decoding where "auto" finds no assistant.
+
+    prefix_cache: off for whoever times the same prompts again and again.
 
     Raises FrostlineError for whatever does not fit, before or while loading.
     """
@@ -88,6 +95,7 @@ def open_llm(
         dummy_weights=model.dummy_weights,
         max_model_len=model.max_model_len,
         max_num_seqs=model.max_num_seqs,
+        prefix_cache=prefix_cache,
     )
     require_drafts(llm, model, wanted=must_draft or speculation.explicit)
     return llm

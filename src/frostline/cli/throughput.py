@@ -140,6 +140,7 @@ def throughput(
         replace(meaning, config=widest(configs.values())),
         EngineOptions(schedule=schedules[0]),
         must_draft=any(name != "plain" for name in names),
+        prefix_cache=False,
     )
     codec = None if model.dummy_weights else llm.tokenizer
     encode = None if codec is None else codec.encode
