@@ -126,6 +126,7 @@ def _page_of_two_owners(patch: Patch) -> None:
     patch.setattr(PageAllocator, "allocate", wrong)
     patch.setattr(PageAllocator, "check", lambda self, holders=None: None)
     patch.setattr(PageAllocator, "_require_owned", lambda self, page, verb: None)
+    patch.setattr(PageAllocator, "register", lambda self, page, key: False)
 
 
 def _compaction_without_the_last_row(patch: Patch) -> None:
