@@ -105,6 +105,21 @@ def test_a_preempted_request_goes_on_with_its_counts_and_entries(mode: str, sche
         assert equal_entries(ours.prompt_logprobs, theirs.prompt_logprobs)
 
 
+@pytest.mark.parametrize("mode", ["plain", *MODES])
+def test_tokens_that_the_model_suppresses_are_never_emitted(mode: str) -> None:
+    """generation_config's suppress_tokens hold for every request, whatever its options; here they are likely ones."""
+    likely = {token for output in plain("greedy")[5:7] for token in output.outputs[0].token_ids[:3]}
+    own = replace(bundle(), defaults=replace(bundle().defaults, suppress_token_ids=tuple(likely)))
+    rows = option_rows(0.0, 10)
+    rows[0] = replace(rows[0], logit_bias={min(likely): 50.0})
+    picked = prompts(10)
+    found = own.llm(PLAIN if mode == "plain" else MODES[mode], batch=5, context=512).generate(picked, rows)
+    assert not any(likely & set(output.outputs[0].token_ids) for output in found)
+    for prompt, row, output in list(zip(picked, rows, found, strict=True))[:7:3]:
+        ids = output.outputs[0].token_ids
+        assert emitted(own, prompt, row, output.seed, len(ids)) == list(ids)
+
+
 def test_drafts_follow_masks_and_biases() -> None:
     """Of what may be emitted at all little is likely: drafts that ignored the mask would never be accepted."""
     rows = [SamplingParams(temperature=0.0, max_tokens=40, allowed_token_ids=FEW, frequency_penalty=0.3)] * 3
