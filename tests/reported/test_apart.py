@@ -114,7 +114,8 @@ def test_reported_39_no_request_reads_anothers_rows(schedule: Schedule, seed: in
     ]
     outputs = run(engine, requests)
     assert [output.outputs[0] for output in outputs] == [alone(request) for request in requests]
-    assert engine.stats().preemptions > 0
+    stats = engine.stats()
+    assert stats.preemptions > 0 and stats.cached_prompt_tokens > 200
 
 
 def alone(request: Request) -> Any:
@@ -153,8 +154,11 @@ def test_reported_39_a_foreign_page_is_noticed() -> None:
 @pytest.mark.parametrize("schedule", ["sync", "overlap"])
 def test_reported_39_the_bundled_pair_with_shared_beginnings(schedule: Schedule) -> None:
     """A reply is the same after others have left pages with the same beginning behind, and twice at once."""
-    llm = bundle().llm(SpeculativeConfig(), wrap=WorkerExecutor, batch=4, context=512, schedule=schedule)
+    llm = bundle().llm(
+        SpeculativeConfig(), wrap=WorkerExecutor, batch=4, context=512, schedule=schedule, prefix_cache=True
+    )
     again: list[RequestOutput] = []
     for _ in range(2):
         again = llm.generate([*prompts(8), *prompts(8)[::-1]], GREEDY)
         assert differing(again, [*serial(8), *serial(8)[::-1]]) == []
+    assert llm.stats().cached_prompt_tokens > sum(map(len, prompts(8)))
