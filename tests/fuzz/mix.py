@@ -9,6 +9,7 @@ from typing import Any
 
 from frostline.config import DepthTable, SpeculativeConfig, tree_capacity
 from frostline.types import SamplingParams
+from tests.fuzz.reference import Rule, next_token
 from tests.fuzz.tables import POISON, WORDS
 
 CONTEXT = 72
@@ -20,6 +21,7 @@ SEEDS = 64
 class Machine:
     """window `W`; pages: of each group, what the engine may give out; offset and narrow: the fake assistant's.
 
+    cache: prefixes are shared.
     recorded: every iteration is recorded and replayed (runner.graphs), on a device side that all such cases share.
     ruled: all its requests have penalties and biases. suppressed: tokens that nobody may emit.
     """
@@ -31,6 +33,7 @@ class Machine:
     budget: int
     offset: int
     narrow: bool
+    cache: bool = True
     recorded: bool = False
     ruled: bool = False
     suppressed: tuple[int, ...] = ()
@@ -66,8 +69,10 @@ def mix(seed: int, *, recorded: bool | None = None) -> Mix:
         machine = replace(machine, speculative=speculation(rng, most=2), rows=rng.randint(3, 5))
     machine = replace(machine, offset=0 if machine.speculative.draft_position == "P" else -1)
     count = rng.randint(3, 4) if crowded else rng.choice([1, 2, 2, 3, 3, 4, 5])
-    asks = tuple(_ask(rng, machine, prompt, crowded=crowded) for prompt in _prompts(rng, machine.page_size, count))
-    return Mix(seed=seed, machine=_with_pages(rng, machine, asks), asks=asks)
+    asks = [_ask(rng, machine, prompt, crowded=crowded) for prompt in _prompts(rng, machine.page_size, count)]
+    if len(asks) > 1 and not crowded and rng.random() < 0.3:
+        asks[-1] = _next_turn(rng, machine, asks[0], asks[-1])
+    return Mix(seed=seed, machine=_with_pages(rng, machine, asks), asks=tuple(asks))
 
 
 def _ask(rng: random.Random, machine: Machine, prompt: tuple[int, ...], *, crowded: bool) -> Ask:
@@ -88,9 +93,20 @@ def _ask(rng: random.Random, machine: Machine, prompt: tuple[int, ...], *, crowd
     return Ask(
         prompt=prompt,
         params=params,
-        tick=rng.choice([0, 0, rng.randrange(8)]),
+        tick=rng.choice([0, 0, rng.randrange(8), rng.randrange(16)]),
         abort=rng.randrange(12) if rng.random() < 0.15 else None,
     )
+
+
+def _next_turn(rng: random.Random, machine: Machine, before: Ask, ask: Ask) -> Ask:
+    """The same request with a prompt that goes on from another's output, or from another way that could have gone."""
+    tokens, params = before.prompt, before.params
+    rule = Rule(params=params, seed=params.seed or 0, prompt_len=len(tokens), suppressed=machine.suppressed)
+    most = params.max_tokens or 1
+    for _ in range(rng.choice([most, rng.randint(1, most)])):
+        tokens = (*tokens, next_token(tokens, rule))
+    salt = replace(ask.params, cache_salt=params.cache_salt)
+    return replace(ask, prompt=(*tokens, *ask.prompt[:3])[:52], params=salt, tick=before.tick + rng.randint(2, 14))
 
 
 def _with_pages(rng: random.Random, machine: Machine, asks: Sequence[Ask]) -> Machine:
@@ -178,17 +194,23 @@ def _machine(rng: random.Random) -> Machine:
         budget=rng.choice([2, 5, 8, 16, 16, 64, 64]),
         offset=0,
         narrow=rng.random() < 0.3,
+        cache=rng.random() < 0.85,
         suppressed=(2, 9) if rng.random() < 0.25 else (),
     )
 
 
 def _prompts(rng: random.Random, page_size: int, count: int) -> list[tuple[int, ...]]:
-    """Lengths around pages and windows, some prompts beginning as another does, few with a token that makes NaN."""
+    """Lengths around pages and windows, beginnings shared, few with a token that makes NaN."""
     prompts: list[tuple[int, ...]] = []
+    bricks = [tuple(rng.randrange(WORDS) for _ in range(page_size)) for _ in range(2)]
     for _ in range(count):
+        if rng.random() < 0.15:
+            # Equal pages after unequal ones: only the whole beginning tells them apart.
+            prompts.append(tuple(token for _ in range(rng.randint(2, 5)) for token in rng.choice(bricks)))
+            continue
         length = rng.choice([1, rng.randint(1, 6), page_size * rng.randint(1, 5), rng.randint(1, 28)])
         head: tuple[int, ...] = ()
-        if prompts and rng.random() < 0.5:
+        if prompts and rng.random() < 0.6:
             other = rng.choice(prompts)
             head = other[: rng.choice([len(other), rng.randint(1, len(other))])]
         tail = tuple(rng.randrange(WORDS) for _ in range(length if not head else rng.choice([0, 1, length])))
@@ -231,6 +253,7 @@ def _params(rng: random.Random, machine: Machine) -> SamplingParams:
         skip_special_tokens=rng.random() < 0.8,
         num_steps=rng.choice([None, None, None, 0, rng.randint(0, steps)]),
         n=rng.choice([1] * 9 + [2, 3]),
+        cache_salt=rng.choice([None] * 6 + ["a", "b"]),
         logprobs=rng.choice([None] * 6 + [0, 1, 3]),
         prompt_logprobs=rng.choice([None] * 12 + [0, 2]),
     )

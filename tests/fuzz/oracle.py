@@ -18,17 +18,18 @@ from frostline.engine.engine import Engine
 from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
 from frostline.engine.stats import EngineStats
+from frostline.speculative.checked import CheckedExecutor
 from frostline.speculative.executor import DeviceExecutor
 from frostline.speculative.plan import Plan
 from frostline.speculative.step import Executor, RowInit, RunResult, StepResult
 from frostline.speculative.worker import WorkerExecutor
-from frostline.types import CompletionOutput, Logprobs, RequestOutput
+from frostline.types import CompletionOutput, Group, Logprobs, RequestOutput
 from tests.equality.drafter import Shape, accepted_of
 from tests.fuzz.device import Lagging, Tight
 from tests.fuzz.fake_pair import FakeAssistant, FakeTarget, fake_pair
 from tests.fuzz.mix import CONTEXT, Ask, Machine, Mix
-from tests.fuzz.reference import Rule, draft, next_token
-from tests.fuzz.tables import EOS, POISON, VOCAB, Letters
+from tests.fuzz.reference import Rule, draft, logprobs, next_token
+from tests.fuzz.tables import ALARM, EOS, POISON, VOCAB, Letters
 
 LIMIT = 3000
 
@@ -63,9 +64,11 @@ class Track:
 class Observer:
     """Sees every step and every result of a scheduler, with the requests that they are about."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, page_size: int) -> None:
         self.tracks: list[Track] = []
-        self.evicted = 0
+        self.evicted = self.shared = 0
+        self._page_size = page_size
+        self._salts: dict[tuple[Group, int], str | None] = {}
         self._by_row: dict[int, Track] = {}
         self._schedule, self._update = scheduler.schedule, scheduler.update
         self._owners: dict[int, dict[int, Track]] = {}
@@ -74,6 +77,7 @@ class Observer:
     def schedule(self) -> Batch | None:
         batch: Batch | None = self._schedule()
         if batch is not None:
+            self._check_salts(batch)
             self.evicted += sum(write.pages.count(0) for write in batch.step.tables)
             for init in batch.step.inits:
                 request = batch.requests[init.row]
@@ -102,6 +106,20 @@ class Observer:
         finished: list[Request] = self._update(batch, result)
         return finished
 
+    def _check_salts(self, batch: Batch) -> None:
+        """Whoever takes over a page has the salt of the request that it was given to."""
+        found = {chunk.row: chunk.start for chunk in batch.step.prefill}
+        admitted = {init.row for init in batch.step.inits}
+        for write in batch.step.tables:
+            salt = batch.requests[write.row].params.cache_salt
+            taken = found[write.row] // self._page_size if write.row in admitted else 0
+            for index, page in enumerate(write.pages, start=write.start):
+                if page and index < taken:
+                    self.shared += 1
+                    assert self._salts[write.group, page] == salt, "pages of another salt"
+                elif page:
+                    self._salts[write.group, page] = salt
+
     def _must_be_finite(self, track: Track, *, finite: bool) -> None:
         sick = POISON in track.request.prompt_ids
         assert finite or sick, f"{track.request.request_id}: a canary is dead, or NaN came from another request"
@@ -109,12 +127,13 @@ class Observer:
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """evicted: pages that left a window."""
+    """evicted: pages that left a window; shared: those that a request took over from others."""
 
     outputs: list[RequestOutput]
     tracks: list[Track]
     stats: EngineStats
     evicted: int
+    shared: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +184,7 @@ def _config(machine: Machine, **options: Any) -> EngineConfig:
         max_model_len=CONTEXT,
         page_size=machine.page_size,
         max_prefill_tokens=machine.budget,
+        prefix_cache=machine.cache,
         **options,
     )
 
@@ -172,13 +192,17 @@ def _config(machine: Machine, **options: Any) -> EngineConfig:
 def play(mix: Mix, schedule: Schedule, wrap: Callable[[Any], Any]) -> Played:
     """One run of a mix, with everything checked that does not need another run."""
     machine, on = mix.machine, fakes(mix.machine)
-    device = wrap(Tight(on.device, {"sliding": machine.sliding_pages, "full": machine.full_pages}))
+    tight = Tight(on.device, {"sliding": machine.sliding_pages, "full": machine.full_pages})
+    # The highest id is what a recorded draft says when its canaries are dead.
+    device = wrap(CheckedExecutor(tight, vocab_size=ALARM))
     engine = _engine(device, machine.speculative, _config(machine, schedule=schedule), machine.suppressed)
-    observer = Observer(engine.loop._scheduler)
+    observer = Observer(engine.loop._scheduler, machine.page_size)
     asked = [(request, ask) for ask in mix.asks for request in engine.samples(ask.prompt, ask.params)]
     requests = [request for request, _ in asked]
     try:
         drive(engine, asked)
+    except AssertionError as failure:
+        raise AssertionError(f"{failure} {[*on.target.faults, *on.assistant.faults][:5]}") from failure
     finally:
         if isinstance(device, WorkerExecutor):
             device.close()
@@ -194,6 +218,7 @@ def play(mix: Mix, schedule: Schedule, wrap: Callable[[Any], Any]) -> Played:
         tracks=observer.tracks,
         stats=engine.loop.stats(),
         evicted=observer.evicted,
+        shared=observer.shared,
     )
     check_stats(played, sick=any(POISON in ask.prompt for ask in mix.asks))
     return played
@@ -297,7 +322,9 @@ class Plain:
     def __init__(self, suppressed: tuple[int, ...]) -> None:
         self._suppressed = suppressed
         pair, _, _ = fake_pair(window=6, checked=False)
-        config = EngineConfig(max_num_seqs=1, max_model_len=CONTEXT, page_size=4, schedule="sync", capture_after=16)
+        config = EngineConfig(
+            max_num_seqs=1, max_model_len=CONTEXT, page_size=4, schedule="sync", capture_after=16, prefix_cache=False
+        )
         speculative = SpeculativeConfig(num_steps=0)
         device = DeviceExecutor(pair, speculative=speculative, engine=config)
         self._engine = _engine(device, speculative, config, suppressed)
@@ -313,13 +340,20 @@ class Plain:
 
 
 def _by_definition(request: Request, suppressed: tuple[int, ...]) -> None:
-    """Every token is what the tables and the rule of architecture 4.3 give, worked out in Python numbers."""
+    """Tokens and log-probabilities are what the tables and the rule of architecture 4.3 give, in Python numbers."""
     if POISON in request.prompt_ids:
         return
-    rule = _rule(request, suppressed)
+    rule, output = _rule(request, suppressed), request.output()
     tokens = (*request.prompt_ids, *request.output_ids)
     for place in range(request.prompt_len, len(tokens)):
         assert next_token(tokens[:place], rule) == tokens[place], (request.request_id, place)
+    told = [*(output.prompt_logprobs or [None] * request.prompt_len), *(output.outputs[0].logprobs or ())]
+    for place, entry in enumerate(told):
+        if entry is not None:
+            top = request.params.logprobs if place >= request.prompt_len else request.params.prompt_logprobs
+            wanted = logprobs(tokens[:place], tokens[place], top or 0)
+            assert [(token, at.rank) for token, at in entry.items()] == [(token, rank) for token, rank, _ in wanted]
+            assert all(abs(entry[token].logprob - value) < 1e-9 for token, _, value in wanted)
 
 
 def _rule(request: Request, suppressed: tuple[int, ...]) -> Rule:

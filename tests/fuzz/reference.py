@@ -100,6 +100,16 @@ def next_token(tokens: Sequence[int], rule: Rule) -> int:
     return found.index(max(found))
 
 
+def logprobs(tokens: Sequence[int], token: int, top: int) -> list[tuple[int, int, float]]:
+    """(token, rank, log-probability) of the token that comes after a history, and then of the most likely ones."""
+    logits = target_logits(tokens)
+    highest = max(logits)
+    total = highest + math.log(math.fsum(math.exp(value - highest) for value in logits))
+    order = sorted(range(VOCAB), key=lambda other: -logits[other])
+    named = dict.fromkeys([token, *order[:top]])
+    return [(other, order.index(other) + 1, logits[other] - total) for other in named]
+
+
 @dataclass(frozen=True)
 class _Node:
     """A frontier node: its place among the candidates (-1: the root), all tokens up to it, cumulative score."""

@@ -28,7 +28,7 @@ WINDOW = 64
 
 @cache
 def plain() -> LLM:
-    return bundle().llm(PLAIN, batch=1, context=CONTEXT, capture_after=16)
+    return bundle().llm(PLAIN, batch=1, context=CONTEXT, capture_after=16, prefix_cache=False)
 
 
 @cache
@@ -101,7 +101,7 @@ def play(seed: int, schedule: Schedule) -> tuple[list[tuple[Ask, Request]], list
         capture_after=None,
     )
     engine = llm._engine
-    observer = Observer(engine.loop._scheduler)
+    observer = Observer(engine.loop._scheduler, page_size)
     asked = [(request, ask) for ask in picked for request in engine.samples(ask.prompt, ask.params)]
     drive(engine, asked)
     for request, _ in asked:
