@@ -132,8 +132,8 @@ def _stream_seconds(schedule: Schedule, config: SpeculativeConfig, requests: int
 def _running(llm: LLM, requests: int) -> Live:
     """Requests past their prefill."""
     live = llm.live(text=False)
-    for _ in range(requests):
-        live.add([TOKEN_ID] * PROMPT, SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True))
+    for number in range(requests):
+        live.add([TOKEN_ID + number] * PROMPT, SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True))
     for _ in range(WARM_UP):
         live.step()
     return live

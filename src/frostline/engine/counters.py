@@ -5,6 +5,8 @@ Knows run lengths only, neither tokens nor text.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from frostline.types import SpecStats
 
 
@@ -12,32 +14,37 @@ class DepthCounter:
     """Depths offered and accepted, summed over runs. A run that was cut counts up to its cut in both."""
 
     def __init__(self) -> None:
-        self._drafted: list[int] = []
-        self._accepted: list[int] = []
+        # Runs by their depth; a run of depth 3 counts at depths 1, 2 and 3. Summed up when somebody asks.
+        self._drafted = [0]
+        self._accepted = [0]
         self.runs = 0
 
     @property
     def drafted(self) -> tuple[int, ...]:
-        return tuple(self._drafted)
+        return _at_least(self._drafted)
 
     @property
     def accepted(self) -> tuple[int, ...]:
-        return tuple(self._accepted + [0] * (len(self._drafted) - len(self._accepted)))
+        return _at_least(self._accepted)
 
     def record(self, *, drafted: int, committed: int, kept: int) -> None:
         """One run: depth offered, tokens committed (accepted drafts and the bonus), tokens left by the finish rules."""
         accepted = committed - 1
         if not 0 <= accepted <= drafted or not 1 <= kept <= committed:
             raise AssertionError(f"run of {committed} tokens from {drafted} drafts, {kept} kept")
-        self._add(self._drafted, drafted if kept == committed else kept)
-        self._add(self._accepted, min(accepted, kept))
+        if kept < committed:
+            drafted = accepted = kept
+        while drafted >= len(self._drafted):
+            self._drafted.append(0)
+            self._accepted.append(0)
+        self._drafted[drafted] += 1
+        self._accepted[accepted] += 1
         self.runs += 1
 
-    @staticmethod
-    def _add(per_depth: list[int], depths: int) -> None:
-        per_depth.extend([0] * (depths - len(per_depth)))
-        for depth in range(depths):
-            per_depth[depth] += 1
+
+def _at_least(runs_by_depth: list[int]) -> tuple[int, ...]:
+    """Runs that reach depth 1, depth 2 and so on."""
+    return tuple(reversed(tuple(accumulate(reversed(runs_by_depth[1:])))))
 
 
 class SpecCounter:
