@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -40,6 +41,16 @@ WARM_UP = 5
 PARTS = ("schedule", "launch", "collect", "update")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Cost:
+    """Seconds per tick. wall: of the median tick, since other work on the machine takes whole ticks away and none of
+    the others. cpu: processor time of the loop's thread, the mean.
+    """
+
+    wall: float
+    cpu: float
+
+
 def overhead(
     requests: Annotated[int, typer.Option("--requests", help="Requests that run at once.", metavar="B")] = 32,
     num_steps: Annotated[int, typer.Option("--num-steps", help="Draft depth; half is accepted.", metavar="K")] = 4,
@@ -70,28 +81,30 @@ def overhead(
         [
             row["schedule"],
             f"{row['loop_ms']:.3f}",
+            f"{row['loop_cpu_ms']:.3f}",
             f"{row['stream_ms']:.3f}",
             *(f"{row['parts_ms'][part]:.3f}" for part in PARTS),
             f"{row['injected_ms']:.2f}",
         ]
         for row in rows
     ]
-    columns = ("milliseconds per tick", "loop", "stream", *PARTS, "10 host + 10 device")
+    columns = ("milliseconds per tick", "loop", "loop, cpu", "stream", *PARTS, "10 host + 10 device")
     output.stdout().print(output.figure_table(columns, cells))
 
 
 def _measure(schedule: Schedule, config: SpeculativeConfig, requests: int, ticks: int, rounds: int) -> dict[str, Any]:
-    loop = [_loop_seconds(schedule, config, requests, ticks, None) for _ in range(rounds)]
-    stream = [_stream_seconds(schedule, config, requests, ticks) for _ in range(rounds)]
+    loop = [_loop_cost(schedule, config, requests, ticks, None) for _ in range(rounds)]
+    stream = [_stream_cost(schedule, config, requests, ticks) for _ in range(rounds)]
     timeline = Timeline()
-    _loop_seconds(schedule, config, requests, ticks, timeline)
+    _loop_cost(schedule, config, requests, ticks, timeline)
     parts: dict[str, list[float]] = defaultdict(list)
     for span in timeline.spans:
         parts[span.name].append(span.end - span.start)
     return {
         "schedule": schedule,
-        "loop_ms": round(median(loop) * 1000, 4),
-        "stream_ms": round(median(stream) * 1000, 4),
+        "loop_ms": round(median(cost.wall for cost in loop) * 1000, 4),
+        "loop_cpu_ms": round(median(cost.cpu for cost in loop) * 1000, 4),
+        "stream_ms": round(median(cost.wall for cost in stream) * 1000, 4),
         "parts_ms": {part: round(median(parts[part]) * 1000, 4) for part in PARTS},
         "injected_ms": round(_injected_seconds(schedule, config) * 1000, 3),
     }
@@ -114,19 +127,19 @@ def _llm(
     )
 
 
-def _loop_seconds(
+def _loop_cost(
     schedule: Schedule, config: SpeculativeConfig, requests: int, ticks: int, timeline: Timeline | None
-) -> float:
-    """Seconds per tick of the loop alone."""
+) -> _Cost:
+    """Of the loop alone."""
     llm = _llm(schedule, config, requests, timeline)
     with closing(_running(llm, requests)):
-        return _seconds_each(llm._engine.loop.tick, ticks)
+        return _cost(llm._engine.loop.tick, ticks)
 
 
-def _stream_seconds(schedule: Schedule, config: SpeculativeConfig, requests: int, ticks: int) -> float:
-    """Seconds per tick with every request's tokens given out."""
+def _stream_cost(schedule: Schedule, config: SpeculativeConfig, requests: int, ticks: int) -> _Cost:
+    """With every request's tokens given out."""
     with closing(_running(_llm(schedule, config, requests, None), requests)) as live:
-        return _seconds_each(live.step, ticks)
+        return _cost(live.step, ticks)
 
 
 def _running(llm: LLM, requests: int) -> Live:
@@ -139,21 +152,20 @@ def _running(llm: LLM, requests: int) -> Live:
     return live
 
 
-def _seconds_each(turn: Callable[[], object], ticks: int) -> float:
-    """The median tick: other work on the machine takes whole ticks away and none of the others."""
-    clock = [time.perf_counter()]
+def _cost(turn: Callable[[], object], ticks: int) -> _Cost:
+    clock, cpu = [time.perf_counter()], time.thread_time()
     for _ in range(ticks):
         turn()
         clock.append(time.perf_counter())
-    return median(after - before for before, after in pairwise(clock))
+    cpu = (time.thread_time() - cpu) / ticks
+    return _Cost(wall=median(after - before for before, after in pairwise(clock)), cpu=cpu)
 
 
 def _injected_seconds(schedule: Schedule, config: SpeculativeConfig) -> float:
     """Seconds per tick with one request, 10 ms of device work in every step and 10 ms of host work beside it."""
     with closing(_running(_llm(schedule, config, 1, None, seconds=INJECTED), 1)) as live:
-
-        def turn() -> None:
+        start = time.perf_counter()
+        for _ in range(INJECTED_TICKS):
             live.step()
             time.sleep(INJECTED)
-
-        return _seconds_each(turn, INJECTED_TICKS)
+        return (time.perf_counter() - start) / INJECTED_TICKS

@@ -44,8 +44,11 @@ class Pressure:
         pages, stay, committed = self.admission.pages, request.on_device, request.committed
         self.admission.reuse.keep(request, committed)
         pages.evict(stay, committed)
+        covered = pages.covered(stay)
+        if covered >= most:
+            return most
         if self.is_short:
-            return min(most, pages.covered(stay)) if pages.covered(stay) >= least else 0
+            return covered if covered >= least else 0
         while pages.reach(stay) < least:
             newest = next(reversed(self.running.values()))
             if newest is request or pages.reach(stay, self._coming(request)) >= least:
