@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -37,7 +37,7 @@ class Mix:
 
     crowded: short prompts with long answers in few pages, which force preemption. failing: how likely a request is to
     have NaN in its prompt, and again in its answer. sharing: how likely a prompt begins as another one does. What came
-    of it is left in `preemptions`, `late_runs`, `evicted` and `cached`.
+    of it is left in `preemptions`, `late_runs`, `evicted`, `cached` and `copied`.
     """
 
     seed: int
@@ -49,6 +49,7 @@ class Mix:
     late_runs: int = 0
     evicted: int = 0
     cached: int = 0
+    copied: int = 0
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -83,6 +84,9 @@ class Mix:
             prompt[self.rng.randrange(len(prompt))] = POISON
         return prompt
 
+    def samples(self) -> int:
+        return self.rng.choice([1, 1, 1, 2, 4])
+
     def device(self, steps: int, width: int) -> FakeExecutor:
         rng = self.rng
         page_size = rng.choice([1, 3, 4, 16])
@@ -114,11 +118,23 @@ def play(
     width = steps + 1 if topk == 1 else min(steps + 3, 1 + 2 + (steps - 1) * 4)
     budget = rng.choice([1, 5, 16, 64])
     device = mix.device(steps, width)
-    engine = engine_on(wrap(device), steps=steps, topk=topk, width=width, budget=budget, schedule=schedule)
+    engine = engine_on(
+        wrap(device),
+        steps=steps,
+        topk=topk,
+        width=width,
+        budget=budget,
+        schedule=schedule,
+        prefix_cache=rng.random() < 0.8,
+    )
     prompts: list[list[int]] = []
     for _ in range(rng.randint(4 if mix.crowded else 1, 9)):
         prompts.append(mix.prompt(prompts))
-    requests = [engine.request(prompt, mix.params(steps, number)) for number, prompt in enumerate(prompts)]
+    requests = [
+        request
+        for number, prompt in enumerate(prompts)
+        for request in engine.samples(prompt, replace(mix.params(steps, number), n=mix.samples()))
+    ]
     device.nan = frozenset(
         (request.seed, request.prompt_len + at)
         for request in requests
@@ -126,7 +142,11 @@ def play(
         for at in range(rng.randint(0, 20), MAX_CONTEXT)
     )
     aborted = {request.request_id: rng.randrange(12) for request in requests if rng.random() < 0.2}
-    arrival = {request.request_id: rng.choice([0, 0, rng.randrange(12)]) for request in requests}
+    arrival: dict[str, int] = {}
+    for request in requests:
+        # Samples come with their first one.
+        when = rng.choice([0, 0, rng.randrange(12)])
+        arrival[request.request_id] = when if request.parent is None else arrival[request.parent.request_id]
     drive(engine, requests, arrival, aborted)
     for request in requests:
         check(request, was_aborted=request.request_id in aborted, nan=device.nan)
@@ -141,6 +161,7 @@ def play(
     failed = sum(reasons[request.request_id] == "error" and bool(request.output_ids) for request in requests)
     assert returned + failed + engine.loop.late_runs == sum(len(step.rows) for step in device.steps)
     mix.preemptions, mix.late_runs = engine.stats().preemptions, engine.loop.late_runs
+    mix.copied = sum(len(step.copies) for step in device.steps)
     mix.cached = engine.stats().cached_prompt_tokens
     mix.evicted = sum(write.pages.count(0) for step in device.steps for write in step.tables)
     return {key: output.outputs[0] for key, output in outputs.items() if reasons[key] not in ("abort", "error")}

@@ -150,13 +150,17 @@ class Admission:
         """
         if not self.rows.num_free:
             return False
-        hit, needs = self.reuse.find(request), self.limits.needs(request.known)
-        lacks = {group: needs[group] - len(hit.held(group)) for group in GROUPS}
+        found, needs = self.reuse.find(request), self.limits.needs(request.known)
+        lacks = {group: needs[group] - len(found.hit.held(group)) for group in GROUPS}
         if any(self.pages.available(group) - promised[group] < lacks[group] for group in GROUPS):
-            self.reuse.give_back(hit)
+            self.reuse.give_back(found)
             return False
-        stay = Stay(row=self.rows.allocate(), target=request.rows_to_prefill, scheduled=hit.rows, prefilled=hit.rows)
-        self.pages.begin(stay, hit.pages)
+        stay = Stay(
+            row=self.rows.allocate(), target=request.rows_to_prefill, scheduled=found.rows, prefilled=found.rows
+        )
+        self.pages.begin(stay, found.hit.pages)
+        if found.tail is not None:
+            self.pages.copy_tail(stay, found.tail)
         request.enter(stay)
         return True
 

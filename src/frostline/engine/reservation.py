@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from frostline.cache.pages import PADDING_PAGE, PageAllocator
 from frostline.engine.stay import Stay
-from frostline.speculative.step import Scrub, TableWrite
+from frostline.speculative.step import PageCopy, Scrub, TableWrite
 from frostline.types import GROUPS, Group
 
 NOTHING: Mapping[Group, int] = dict.fromkeys(GROUPS, 0)
@@ -45,6 +45,14 @@ class Reservations:
                 stay.tables[group].extend(pages[group])
                 stay.writes.append(TableWrite(row=stay.row, group=group, start=0, pages=tuple(pages[group])))
         stay.evicted = sum(page == PADDING_PAGE for page in pages["sliding"])
+
+    def copy_tail(self, stay: Stay, sources: Mapping[Group, int]) -> None:
+        """Pages of its own for the rows that it has beyond its last full page, copied from these."""
+        rows = stay.scheduled % self.page_size
+        self.grow(stay, stay.scheduled)
+        for group in GROUPS:
+            destination = stay.tables[group][-1]
+            stay.copies.append(PageCopy(group=group, source=sources[group], destination=destination, rows=rows))
 
     def grow(self, stay: Stay, rows: int) -> None:
         """Pages up to `rows` KV rows in both groups; the caller has looked at `reach`."""

@@ -67,7 +67,7 @@ class Scheduler:
             elif budget and request.wants_prefill:
                 budget -= self._prefill(request, budget, chunks)
         inits: list[RowInit] = []
-        while budget and self._waiting and self._admit(self._waiting[0]):
+        while budget and self._waiting and self._admit(self._waiting[0], chunks):
             request = self._waiting.popleft()
             self._running[request.row] = request
             self.counters.cached_prompt_tokens += request.on_device.prefilled
@@ -147,7 +147,11 @@ class Scheduler:
                 self._admission.pages.spoil(batch.stays[seed.row])
         return finished
 
-    def _admit(self, request: Request) -> bool:
+    def _admit(self, request: Request, chunks: list[PrefillChunk]) -> bool:
+        """A sample waits until the prompt that it shares with sample 0 is written by a step before its own."""
+        parent = request.parent
+        if parent is not None and (parent.wants_prefill or any(chunk.row == parent.row for chunk in chunks)):
+            return False
         return not self._pressure.is_short and self._admission.admit(request, promised=self._pressure.promised())
 
     def _prefill(self, request: Request, budget: int, chunks: list[PrefillChunk]) -> int:
@@ -169,6 +173,7 @@ class Scheduler:
             scrub=self._admission.pages.take_scrubs(),
             inits=tuple(inits),
             tables=tuple(write for stay in stays.values() for write in stay.take_writes()),
+            copies=tuple(copy for stay in stays.values() for copy in stay.take_copies()),
             prefill=tuple(chunks),
             rows=tuple(request.row for request in iterating),
             plan=plan,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from frostline.cache.pages import PADDING_PAGE
-from frostline.speculative.step import TableWrite
+from frostline.speculative.step import PageCopy, TableWrite
 from frostline.types import GROUPS, Group
 
 
@@ -18,7 +18,7 @@ class Stay:
     """row: never 0. target: rows to prefill before the first iteration.
 
     tables: page tables as the device will have them, page 0 for an evicted entry. evicted: leading entries of the
-    sliding table that are page 0. writes: changes of the tables that no step has told the device yet.
+    sliding table that are page 0. writes, copies: changes of the tables and of pages that no step has told the device.
     scheduled, prefilled: rows of `target` that the device has been told to write, and whose numbers came back finite.
     due_least, due_most: bounds on the tokens that launched work has still to return. in_flight: steps that are launched
     and not read. is_spoiled: some of its numbers were not finite.
@@ -29,6 +29,7 @@ class Stay:
     tables: dict[Group, list[int]] = field(default_factory=lambda: {group: [] for group in GROUPS})
     evicted: int = 0
     writes: list[TableWrite] = field(default_factory=list)
+    copies: list[PageCopy] = field(default_factory=list)
     scheduled: int = 0
     prefilled: int = 0
     due_least: int = 0
@@ -51,3 +52,7 @@ class Stay:
     def take_writes(self) -> tuple[TableWrite, ...]:
         writes, self.writes = tuple(self.writes), []
         return writes
+
+    def take_copies(self) -> tuple[PageCopy, ...]:
+        copies, self.copies = tuple(self.copies), []
+        return copies
