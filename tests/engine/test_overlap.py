@@ -27,11 +27,13 @@ SCHEDULES: tuple[Schedule, ...] = ("sync", "overlap")
 WRAPS: tuple[Callable[[FakeExecutor], Executor], ...] = (lambda device: device, Lagging, WorkerExecutor)
 
 
-def compare(seed: int) -> None:
+def compare(seed: int) -> Mix:
+    mix = Mix(seed=seed)
     expected = play(Mix(seed=seed))
-    found = play(Mix(seed=seed), schedule="overlap", wrap=WRAPS[seed % 3])
+    found = play(mix, schedule="overlap", wrap=WRAPS[seed % 3])
     both = expected.keys() & found.keys()
     assert {key: found[key] for key in both} == {key: expected[key] for key in both}
+    return mix
 
 
 @settings(max_examples=100, deadline=None)
@@ -42,8 +44,11 @@ def test_random_mixes_overlap_as_they_run_one_by_one(seed: int) -> None:
 
 @pytest.mark.parametrize("block", range(20))
 def test_fixed_mixes_overlap_as_they_run_one_by_one(block: int) -> None:
-    for seed in range(10_000 + 20 * block, 10_020 + 20 * block):
-        compare(seed)
+    mixes = [compare(seed) for seed in range(10_000 + 20 * block, 10_020 + 20 * block)]
+    # A tame block would prove little.
+    assert sum(mix.preemptions for mix in mixes) > 5 and sum(mix.late_runs for mix in mixes) > 20
+    assert sum(mix.evicted for mix in mixes) > 100 and sum(mix.cached for mix in mixes) > 100
+    assert sum(mix.copied for mix in mixes) > 5
 
 
 def test_the_next_step_is_launched_before_a_result_is_read() -> None:

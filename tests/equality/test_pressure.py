@@ -11,6 +11,7 @@ import pytest
 
 from frostline import LLM, RequestOutput, SamplingParams, SpeculativeConfig
 from frostline.config import Schedule
+from frostline.engine.engine import sample_seed
 from frostline.speculative.step import Executor
 from frostline.speculative.worker import WorkerExecutor
 from tests.equality.bundled import PLAIN, bundle, differing, sampled
@@ -84,3 +85,22 @@ def test_pressure_changes_nothing(mode: str, schedule: Schedule, prefix_cache: b
     assert (stats.cached_prompt_tokens > 0) == prefix_cache
     # Once more, now with all of it to be found.
     assert differing(llm.generate(prompts(), asked), expected) == []
+
+
+@pytest.mark.parametrize(("mode", "schedule"), [("tree", "sync"), ("chain", "overlap")])
+def test_samples_of_a_prompt_are_what_they_would_be_alone(mode: str, schedule: Schedule) -> None:
+    """Their prompt is prefilled once, its partial page copied; pages are so few that some samples are preempted."""
+    llm = pressed(mode, schedule, prefix_cache=False)
+    ids = prompts()[:3]
+    asked = [replace(sampled(number, max_tokens=70, repetition_penalty=1.1), n=3, logprobs=1) for number in range(3)]
+    found = llm.generate(ids, asked)
+    stats = llm.stats()
+    assert stats.preemptions > 0 and stats.cached_prompt_tokens > 0
+    plain = bundle().llm(PLAIN, batch=1, context=256)
+    for number, output in enumerate(found):
+        assert len(output.outputs) == 3
+        for index, completion in enumerate(output.outputs):
+            alone = replace(asked[number], n=1, seed=sample_seed(number, index))
+            expected = plain.generate([ids[number]], alone)[0].outputs[0]
+            assert (completion.token_ids, completion.text) == (expected.token_ids, expected.text)
+            assert completion.cumulative_logprob == pytest.approx(expected.cumulative_logprob, abs=1e-9)
