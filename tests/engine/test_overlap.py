@@ -63,20 +63,42 @@ def test_the_next_step_is_launched_before_a_result_is_read() -> None:
             events.append("collect")
             return super().collect(flight)
 
-    engine = engine_on(Watching(device), schedule="overlap")
+    engine = engine_on(Watching(device), schedule="overlap", steps=0)
     run(engine, [engine.request(PROMPT, SamplingParams(max_tokens=4))])
     assert events == ["launch", "launch", "collect", "launch", "collect", "launch", "collect", "collect"]
 
 
-@pytest.mark.parametrize("accepted", [0, 4])
-@pytest.mark.parametrize(("max_tokens", "iterations"), [(1, 0), (2, 1), (3, 2)])
-def test_nothing_is_launched_for_a_request_that_must_be_over(max_tokens: int, iterations: int, accepted: int) -> None:
+@pytest.mark.parametrize(
+    ("max_tokens", "accepted", "iterations"), [(1, 0, 0), (1, 4, 0), (2, 0, 1), (2, 4, 1), (3, 0, 2), (3, 4, 1)]
+)
+def test_nothing_is_launched_for_a_request_that_must_be_over(max_tokens: int, accepted: int, iterations: int) -> None:
+    """Of three tokens the second iteration may be one too many: with nothing else to do, the first is awaited."""
     device = FakeExecutor(hashed([A, B]), accept=lambda most: min(most, accepted))
     engine = engine_on(device, schedule="overlap")
     run(engine, [engine.request(PROMPT, SamplingParams(max_tokens=max_tokens, ignore_eos=True))])
     assert [step.rows for step in device.steps] == [(), *[(1,)] * iterations]
-    # Three tokens may take two iterations; if one is enough, the second was on its way.
-    assert engine.loop.late_runs == (1 if max_tokens == 3 and accepted else 0)
+    assert engine.loop.late_runs == 0
+
+
+@pytest.mark.parametrize("accepted", [0, 2, 4])
+def test_in_a_batch_a_request_is_left_out_once_its_usual_run_would_end_it(accepted: int) -> None:
+    """Row 2 goes on for long. Row 1 would be over with one more run of the length that all of its runs had."""
+    device = FakeExecutor(hashed([A, B]), accept=lambda most: min(most, accepted))
+    engine = engine_on(Lagging(device), schedule="overlap")
+    params = [SamplingParams(max_tokens=n, ignore_eos=True, seed=n) for n in (1 + 3 * (accepted + 1), 50)]
+    outputs = run(engine, [engine.request(PROMPT, one) for one in params])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [4 + 3 * accepted, 50]
+    assert outputs[0].stats.iterations == 3 == sum(1 in step.rows for step in device.steps)
+    assert engine.loop.late_runs == 0
+
+
+def test_an_unusually_long_last_run_leaves_a_late_one_behind() -> None:
+    lengths = iter([1, 1, 1, 1, 4, 4, 4, 4])
+    device = FakeExecutor(hashed([A, B]), accept=lambda most: min(most, next(lengths, 0)))
+    engine = engine_on(Lagging(device), schedule="overlap")
+    params = [SamplingParams(max_tokens=n, ignore_eos=True, seed=n) for n in (10, 50)]
+    outputs = run(engine, [engine.request(PROMPT, one) for one in params])
+    assert outputs[0].stats.run_lengths == (2, 2, 5) and engine.loop.late_runs == 1
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -20,10 +20,10 @@ from tests.text.byte_level import byte_ids
 
 def recorded(schedule: Schedule) -> Timeline:
     timeline = Timeline()
-    device = FakeExecutor(hashed(byte_ids("ab")), accept=lambda most: 1)
+    device = FakeExecutor(hashed(byte_ids("ab")))
     llm = LLM.from_executor(
         WorkerExecutor(device, watch=timeline.span),
-        speculative=SpeculativeConfig(),
+        speculative=SpeculativeConfig(num_steps=0),
         engine=EngineConfig(schedule=schedule),
         timeline=timeline,
     )

@@ -53,11 +53,18 @@ class SpecCounter:
     def __init__(self) -> None:
         self._depths = DepthCounter()
         self._runs: list[int] = []
+        self._tokens = 0
 
     def record(self, *, drafted: int, committed: int, kept: int) -> None:
         """As DepthCounter.record."""
         self._depths.record(drafted=drafted, committed=committed, kept=kept)
         self._runs.append(kept)
+        self._tokens += kept
+
+    @property
+    def mean_run(self) -> float:
+        """Tokens per run so far; 1 before the first."""
+        return self._tokens / len(self._runs) if self._runs else 1.0
 
     def freeze(self) -> SpecStats:
         return SpecStats(

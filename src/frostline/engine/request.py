@@ -91,6 +91,16 @@ class Request:
         return 0 < len(self.output_ids) + self.stay.due_least < self.max_new_tokens
 
     @property
+    def may_be_over(self) -> bool:
+        """Whether the work in flight can end it by length."""
+        return self.stay is not None and len(self.output_ids) + self.stay.due_most >= self.max_new_tokens
+
+    @property
+    def is_likely_over(self) -> bool:
+        """Whether it does, if its next run is as long as those before were on average."""
+        return self.may_be_over and len(self.output_ids) + self.counter.mean_run >= self.max_new_tokens
+
+    @property
     def on_device(self) -> Stay:
         """Its stay, which it must have."""
         if self.stay is None:

@@ -54,6 +54,9 @@ class Scheduler:
 
     def schedule(self) -> Batch | None:
         """The next step, or None when there is nothing to do before a step in flight returns."""
+        if self._is_known_soon():
+            self._check_progress()
+            return None
         self._pressure.begin()
         iterating: list[Request] = []
         chunks: list[PrefillChunk] = []
@@ -61,6 +64,8 @@ class Scheduler:
         for request in list(self._running.values()):
             # Whoever was preempted for an older one wants neither any more.
             if request.wants_iteration:
+                if request.is_likely_over:
+                    continue
                 rows = request.most_committed + width
                 if self._pressure.secure(request, least=rows, most=rows):
                     iterating.append(request)
@@ -146,6 +151,12 @@ class Scheduler:
             elif not seed.finite:
                 self._admission.pages.spoil(batch.stays[seed.row])
         return finished
+
+    def _is_known_soon(self) -> bool:
+        """Whether a step would hold nothing but runs that may come late: what is in flight tells, and is awaited."""
+        if self._waiting or any(request.wants_prefill for request in self._running.values()):
+            return False
+        return all(request.may_be_over or not request.wants_iteration for request in self._running.values())
 
     def _admit(self, request: Request, chunks: list[PrefillChunk]) -> bool:
         """A sample waits until the prompt that it shares with sample 0 is written by a step before its own."""
