@@ -10,6 +10,11 @@ import pytest
 TORCHLESS = (
     "frostline.engine.scheduler",
     "frostline.engine.admission",
+    "frostline.engine.batch",
+    "frostline.engine.preemption",
+    "frostline.engine.reservation",
+    "frostline.engine.reuse",
+    "frostline.engine.stay",
     "frostline.engine.finish",
     "frostline.engine.request",
     "frostline.engine.planner",

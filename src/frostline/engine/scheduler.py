@@ -163,7 +163,9 @@ class Scheduler:
         parent = request.parent
         if parent is not None and (parent.wants_prefill or any(chunk.row == parent.row for chunk in chunks)):
             return False
-        return not self._pressure.is_short and self._admission.admit(request, promised=self._pressure.promised())
+        if self._pressure.is_short or not self._admission.rows.num_free:
+            return False
+        return self._admission.admit(request, promised=self._pressure.promised())
 
     def _prefill(self, request: Request, budget: int, chunks: list[PrefillChunk]) -> int:
         """Tokens of the request's next chunk: what it lacks, as far as the budget and the pages go."""
