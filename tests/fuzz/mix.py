@@ -245,7 +245,7 @@ def _params(rng: random.Random, machine: Machine) -> SamplingParams:
         top_p=rng.choice([1.0, 1.0, 0.8]),
         min_p=rng.choice([0.0, 0.0, 0.05]),
         seed=rng.randrange(SEEDS),
-        max_tokens=rng.choice([1, 2, 3, 5, 8, 12, 16]),
+        max_tokens=rng.choice([1, 2, 3, 5, 8, 12]),
         stop=rng.sample(STOPS, rng.choice([0, 0, 0, 1, 2])),
         stop_token_ids=tuple(rng.sample(range(WORDS), rng.choice([0, 0, 1]))),
         ignore_eos=rng.random() < 0.5,

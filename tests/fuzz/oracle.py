@@ -7,122 +7,30 @@ run against the reference drafter, the counters against a replay, and that no pa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import zip_longest
 from typing import Any
 
 from frostline.config import EngineConfig, Schedule, SpeculativeConfig
-from frostline.engine.batch import Batch
 from frostline.engine.engine import Engine
 from frostline.engine.position import DraftOffset
 from frostline.engine.request import Request
 from frostline.engine.stats import EngineStats
 from frostline.speculative.checked import CheckedExecutor
 from frostline.speculative.executor import DeviceExecutor
-from frostline.speculative.plan import Plan
-from frostline.speculative.step import Executor, RowInit, RunResult, StepResult
+from frostline.speculative.step import Executor
 from frostline.speculative.worker import WorkerExecutor
-from frostline.types import CompletionOutput, Group, Logprobs, RequestOutput
+from frostline.types import CompletionOutput, Logprobs, RequestOutput
 from tests.equality.drafter import Shape, accepted_of
 from tests.fuzz.device import Lagging, Tight
 from tests.fuzz.fake_pair import FakeAssistant, FakeTarget, fake_pair
 from tests.fuzz.mix import CONTEXT, Ask, Machine, Mix
+from tests.fuzz.observer import Observer, Track
 from tests.fuzz.reference import Rule, draft, logprobs, next_token
 from tests.fuzz.tables import ALARM, EOS, POISON, VOCAB, Letters
 
 LIMIT = 3000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """One iteration of one request on the device. tokens: those known before it, the bonus last."""
-
-    tokens: tuple[int, ...]
-    plan: Plan
-    result: RunResult
-
-
-@dataclass(kw_only=True)
-class Track:
-    """A request from one admission on, as the device sees it. runs: all of them, those that came late too.
-
-    resumes: it was preempted before and has its bonus token already.
-    """
-
-    request: Request
-    init: RowInit
-    tokens: list[int]
-    resumes: bool
-    known_at_first: int = field(init=False)
-    runs: list[Run] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.known_at_first = len(self.tokens)
-
-
-class Observer:
-    """Sees every step and every result of a scheduler, with the requests that they are about."""
-
-    def __init__(self, scheduler: Any, page_size: int) -> None:
-        self.tracks: list[Track] = []
-        self.evicted = self.shared = 0
-        self._page_size = page_size
-        self._salts: dict[tuple[Group, int], str | None] = {}
-        self._by_row: dict[int, Track] = {}
-        self._schedule, self._update = scheduler.schedule, scheduler.update
-        self._owners: dict[int, dict[int, Track]] = {}
-        scheduler.schedule, scheduler.update = self.schedule, self.update
-
-    def schedule(self) -> Batch | None:
-        batch: Batch | None = self._schedule()
-        if batch is not None:
-            self._check_salts(batch)
-            self.evicted += sum(write.pages.count(0) for write in batch.step.tables)
-            for init in batch.step.inits:
-                request = batch.requests[init.row]
-                tokens = [*request.prompt_ids, *request.output_ids]
-                self._by_row[init.row] = Track(
-                    request=request, init=init, tokens=tokens, resumes=bool(request.output_ids)
-                )
-                self.tracks.append(self._by_row[init.row])
-            self._owners[id(batch)] = {row: self._by_row[row] for row in batch.requests}
-        return batch
-
-    def update(self, batch: Batch, result: StepResult) -> list[Request]:
-        owners = self._owners.pop(id(batch))
-        for seed in result.seeds:
-            track = owners[seed.row]
-            if not track.resumes:
-                track.tokens.append(seed.token)
-            elif seed.finite:
-                assert seed.token == track.tokens[-1], "a streamed bonus was sampled again"
-            self._must_be_finite(owners[seed.row], finite=seed.finite)
-        for run in result.runs:
-            track = owners[run.row]
-            track.runs.append(Run(tokens=tuple(track.tokens), plan=batch.step.plan, result=run))
-            track.tokens.extend(run.tokens)
-            self._must_be_finite(track, finite=run.finite)
-        finished: list[Request] = self._update(batch, result)
-        return finished
-
-    def _check_salts(self, batch: Batch) -> None:
-        """Whoever takes over a page has the salt of the request that it was given to."""
-        found = {chunk.row: chunk.start for chunk in batch.step.prefill}
-        admitted = {init.row for init in batch.step.inits}
-        for write in batch.step.tables:
-            salt = batch.requests[write.row].params.cache_salt
-            taken = found[write.row] // self._page_size if write.row in admitted else 0
-            for index, page in enumerate(write.pages, start=write.start):
-                if page and index < taken:
-                    self.shared += 1
-                    assert self._salts[write.group, page] == salt, "pages of another salt"
-                elif page:
-                    self._salts[write.group, page] = salt
-
-    def _must_be_finite(self, track: Track, *, finite: bool) -> None:
-        sick = POISON in track.request.prompt_ids
-        assert finite or sick, f"{track.request.request_id}: a canary is dead, or NaN came from another request"
 
 
 @dataclass(frozen=True, kw_only=True)

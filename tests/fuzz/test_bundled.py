@@ -20,7 +20,8 @@ from tests.equality.bundled import PLAIN, bundle
 from tests.equality.drafter import ReferenceDrafter, Shape, accepted_of
 from tests.fuzz.device import Lagging, Tight
 from tests.fuzz.mix import Ask, speculation
-from tests.fuzz.oracle import Observer, Track, check_counters, drive, same
+from tests.fuzz.observer import Observer, Track
+from tests.fuzz.oracle import check_counters, drive, same
 
 CONTEXT = 192
 WINDOW = 64
