@@ -205,7 +205,9 @@ class CompletionOutput:
 class RequestOutput:
     """One finished request. `seed` is the seed that was used, drawn when the request named none.
 
-    prompt_logprobs: one entry per prompt token, None for the first, when asked for.
+    prompt_logprobs: one entry per prompt token, None for the first, when asked for. num_cached_tokens: tokens that were
+    not prefilled for it, since the prefix cache or another of its samples had them. num_preemptions: how often it lost
+    its pages to an older request and was computed again. stats and these two are sums over the samples.
     """
 
     request_id: str
@@ -215,6 +217,8 @@ class RequestOutput:
     seed: int
     stats: SpecStats = field(default_factory=SpecStats)
     prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -136,5 +136,7 @@ def test_reported_37_engine_counters_reconcile_with_a_replay_of_the_outputs(sche
     # Whoever was preempted came back, and was given the token that it had.
     assert stats.preemptions == sum(len(step.inits) for step in device.steps) - count
     assert bool(stats.preemptions) == tight
+    assert stats.preemptions == sum(output.num_preemptions for output in outputs)
+    assert stats.cached_prompt_tokens == sum(output.num_cached_tokens for output in outputs)
     firsts = sum(chunk.last and chunk.bonus is None for chunk in chunks)
     assert firsts - stats.preemptions <= stats.first_tokens + errors.count(False) <= firsts

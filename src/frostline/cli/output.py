@@ -65,6 +65,8 @@ def output_json(output: RequestOutput) -> dict[str, Any]:
         "request_id": output.request_id,
         "prompt": output.prompt,
         "prompt_tokens": len(output.prompt_token_ids),
+        "cached_tokens": output.num_cached_tokens,
+        "preemptions": output.num_preemptions,
         "seed": output.seed,
         "outputs": [
             {

@@ -17,7 +17,13 @@ def assemble(samples: Sequence[Request]) -> RequestOutput:
     """The samples of one prompt, all finished, as one output; its counters are their sums."""
     each = [request.output() for request in samples]
     completions = tuple(replace(one.outputs[0], index=index) for index, one in enumerate(each))
-    return replace(each[0], outputs=completions, stats=_sum([one.stats for one in each]))
+    return replace(
+        each[0],
+        outputs=completions,
+        stats=_sum([one.stats for one in each]),
+        num_cached_tokens=sum(one.num_cached_tokens for one in each),
+        num_preemptions=sum(one.num_preemptions for one in each),
+    )
 
 
 class StreamedRequest:

@@ -80,4 +80,5 @@ class Pressure:
         del self.running[request.row]
         self.admission.leave(request)
         self.waiting.appendleft(request)
+        request.preemptions += 1
         self.counters.preemptions += 1

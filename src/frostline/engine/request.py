@@ -24,6 +24,7 @@ class Request:
 
     parent: sample 0 of the same prompt, for its other samples. chain: the keys of its full pages; None for a request
     that shares none.
+    cached_tokens, preemptions: prompt tokens, or tokens it had, that others had computed; how often it was preempted.
     output_ids: tokens returned and kept. stay: what it has on the device, with what was launched for it; None while it
     waits, for the first time or after a preemption, and once it is over.
     """
@@ -44,6 +45,8 @@ class Request:
     counter: SpecCounter = field(default_factory=SpecCounter)
     finish: Finish | None = None
     stay: Stay | None = None
+    cached_tokens: int = 0
+    preemptions: int = 0
 
     def __post_init__(self) -> None:
         self.logprobs = LogprobRecord(params=self.params, prompt_ids=self.prompt_ids)
@@ -194,6 +197,8 @@ class Request:
             seed=self.seed,
             stats=self.counter.freeze(),
             prompt_logprobs=self.logprobs.prompts(self.rules.spell),
+            num_cached_tokens=self.cached_tokens,
+            num_preemptions=self.preemptions,
         )
 
     def _returned(self, most: int) -> None:

@@ -75,6 +75,7 @@ class Scheduler:
         while budget and self._waiting and self._admit(self._waiting[0], chunks):
             request = self._waiting.popleft()
             self._running[request.row] = request
+            request.cached_tokens += request.on_device.prefilled
             self.counters.cached_prompt_tokens += request.on_device.prefilled
             inits.append(row_init(request))
             budget -= self._prefill(request, budget, chunks)

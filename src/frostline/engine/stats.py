@@ -14,12 +14,13 @@ from frostline.engine.counters import DepthCounter
 class EngineStats:
     """Sums over all requests since the engine was made.
 
-    steps: what was launched and read. prefill_tokens: prompt tokens that went through the model, again after a
-    preemption included. cached_prompt_tokens: those that the prefix cache spared. first_tokens: requests that got one;
-    it comes from the prefill. iterations: runs that gave a request tokens. drafted_per_depth, accepted_per_depth: as in
-    SpecStats, summed. cut_runs: runs whose last tokens lay past their request's end. emitted_tokens: what the requests
-    were given. late_runs: runs that came after their request was over, or was preempted, and were ignored. failed_runs:
-    runs without finite numbers. preemptions: requests that gave their pages up and were computed again.
+    steps: what was launched and read. prefill_tokens: tokens that were prefilled, those of preempted requests again.
+    cached_prompt_tokens: those that need not be, since the prefix cache or another sample had them. first_tokens:
+    requests that got one; it comes from the prefill. iterations: runs that gave a request tokens. drafted_per_depth,
+    accepted_per_depth: as in SpecStats, summed. cut_runs: runs whose last tokens lay past their request's end.
+    emitted_tokens: what the requests were given. late_runs: runs that came after their request was over, or was
+    preempted, and were ignored. failed_runs: runs without finite numbers. preemptions: requests that gave their pages
+    up and were computed again.
 
     Always `emitted_tokens = first_tokens + iterations + accepted - cut_runs`, and the iterations, drafts and accepted
     drafts of all requests' SpecStats add up to those here.
