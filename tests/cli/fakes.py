@@ -127,7 +127,12 @@ class FakeLLM:
             request_id="0",
             prompt=prompt if isinstance(prompt, str) else None,
             prompt_token_ids=tuple(map(ord, prompt)) if isinstance(prompt, str) else tuple(prompt),
-            outputs=(CompletionOutput(text=self.tokenizer.decode(ids), token_ids=tuple(ids), finish_reason="length"),),
+            outputs=tuple(
+                CompletionOutput(
+                    text=self.tokenizer.decode(ids), token_ids=tuple(ids), finish_reason="length", index=index
+                )
+                for index in range(params.n)
+            ),
             seed=params.seed or 0,
             stats=SpecStats(
                 iterations=len(lengths),

@@ -49,6 +49,14 @@ def test_json_has_the_names_of_the_python_api(run: Run, engines: list[FakeLLM]) 
     assert value["environment"]["torch"]
 
 
+def test_samples_are_printed_one_after_another(run: Run, engines: list[FakeLLM]) -> None:
+    result = run("generate", "--prompt", "Hi", "--max-tokens", "3", "--n", "2")
+    assert (result.exit_code, result.stdout) == (0, "abc\nabc\n")
+    assert "[1/1, sample 2/2] length" in result.stderr and "6 tokens" in result.stderr
+    refused = run("generate", "--prompt", "Hi", "--n", "0")
+    assert refused.exit_code == 2 and "n must be at least 1 sample" in refused.stderr
+
+
 def test_promotion_is_said_once_on_stderr(run: Run, engines: list[FakeLLM]) -> None:
     args = ("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3", "--speculative-draft-model-path", "D")
     result = run("generate", "--prompt", "Hi", *args)

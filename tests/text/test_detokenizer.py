@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models
 
-from frostline.text.detokenizer import IncrementalDetokenizer
+from frostline.text.detokenizer import IncrementalDetokenizer, whole_text
 from tests.text.byte_level import SPECIALS, byte_ids, byte_level
 
 TEXTS = [
@@ -109,3 +109,22 @@ def test_reported_38_byte_fallback_vocabulary() -> None:
     pieces = [detokenizer.push(token) for token in ids]
     assert "".join(pieces) + detokenizer.flush() == decoder.decode(ids, skip_special_tokens=True)
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_reply_cut_inside_a_character_keeps_the_whole_ones_before_it() -> None:
+    """The decoder of such a vocabulary gives the row of bytes up as a whole; a stream has shown its beginning."""
+    decoder = ByteFallback()
+    ids = [0, *decoder.ids("日本")[:-1]]
+    assert decoder.decode(ids, skip_special_tokens=True) == "hello" + "\ufffd" * 5
+    detokenizer = IncrementalDetokenizer(decoder)
+    streamed = "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+    assert streamed == whole_text(decoder, ids, skip_special_tokens=True) == "hello日" + "\ufffd" * 4
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 2), st.sampled_from([3 + byte for byte in "é日😀".encode()])), max_size=60))
+def test_reported_38_the_whole_text_is_what_was_streamed_broken_or_not(ids: list[int]) -> None:
+    decoder = ByteFallback()
+    detokenizer = IncrementalDetokenizer(decoder)
+    streamed = "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+    assert whole_text(decoder, ids, skip_special_tokens=True) == streamed

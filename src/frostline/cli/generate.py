@@ -52,6 +52,9 @@ def generate(
             "--chat", help="A user's turn, answered; repeated, the turns of one conversation.", rich_help_panel=_INPUT
         ),
     ] = None,
+    samples: Annotated[
+        int, typer.Option("--n", help="Samples of each prompt, which is prefilled once; a chat goes on from the first.")
+    ] = 1,
     logprobs: Annotated[
         int | None,
         typer.Option("--logprobs", help="With --json: log-probabilities, also of this many likely tokens, 0 to 20."),
@@ -63,7 +66,7 @@ def generate(
 ) -> None:
     """Generate text with Frozen-KV multi-token prediction; the same tokens as without it."""
     meaning = speculation.resolve()
-    params = replace(sampling.params(), logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    params = replace(sampling.params(), n=samples, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
     if not as_json and not (logprobs is None and prompt_logprobs is None):
         raise ConfigError("log-probabilities are part of the JSON; add --json")
     prompts = loading.gather_prompts(prompt, prompt_file)
@@ -104,14 +107,17 @@ def _converse(llm: Generator, turns: list[str], params: SamplingParams) -> list[
 
 
 def _show(outputs: list[RequestOutput], seconds: float) -> None:
+    several = len(outputs) > 1 or len(outputs[0].outputs) > 1
     for number, item in enumerate(outputs, start=1):
-        if len(outputs) > 1:
-            output.remark(f"[{number}/{len(outputs)}] {item.outputs[0].finish_reason}, seed {item.seed}")
-        typer.echo(item.outputs[0].text)
+        for completion in item.outputs:
+            if several:
+                sample = f", sample {completion.index + 1}/{len(item.outputs)}" if len(item.outputs) > 1 else ""
+                output.remark(f"[{number}/{len(outputs)}{sample}] {completion.finish_reason}, seed {item.seed}")
+            typer.echo(completion.text)
     totals = Totals.of(outputs)
     line = f"{totals.tokens} tokens in {seconds:.2f} s, {totals.tokens / seconds:.0f} tokens/s"
     if totals.drafted:
         line += f"; accept length {totals.accept_length:.2f}, per depth {output.rates(totals.acceptance_per_depth)}"
-    if len(outputs) == 1:
+    if not several:
         line += f"; finish: {outputs[0].outputs[0].finish_reason}"
     output.remark(line)

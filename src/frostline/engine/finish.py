@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from frostline.errors import RequestError
-from frostline.text.detokenizer import IncrementalDetokenizer, TokenDecoder
+from frostline.text.detokenizer import IncrementalDetokenizer, TokenDecoder, whole_text
 from frostline.text.stop import StopMatcher
 from frostline.types import FinishReason, SamplingParams
 
@@ -93,7 +93,7 @@ class FinishRules:
         if self._decoder is None:
             return ""
         ids = output_ids[:-1] if finish.hides_last else output_ids
-        return self._decoder.decode(ids, skip_special_tokens=self._params.skip_special_tokens)
+        return whole_text(self._decoder, ids, skip_special_tokens=self._params.skip_special_tokens)
 
     def spell(self, token: int) -> str | None:
         """One token as text, special ones included; None without a tokenizer."""

@@ -78,3 +78,12 @@ class IncrementalDetokenizer:
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self._decoder.decode(ids, skip_special_tokens=self._skip_special_tokens)
+
+
+def whole_text(decoder: TokenDecoder, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+    """All ids as a stream of them ends up. Decoded at once where that is the same: where nothing is broken UTF-8."""
+    text = decoder.decode(ids, skip_special_tokens=skip_special_tokens)
+    if REPLACEMENT not in text:
+        return text
+    detokenizer = IncrementalDetokenizer(decoder, skip_special_tokens=skip_special_tokens)
+    return "".join(map(detokenizer.push, ids)) + detokenizer.flush()
