@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from frostline.config import DraftPosition
 from frostline.model.assistant import Assistant, DraftLogits
 from frostline.model.attention import FrozenContext, PagedContext
 from frostline.model.decoder import Decoder
@@ -161,9 +162,9 @@ class FakeTarget(_Fake):
 
 
 class FakeAssistant(_Fake):
-    """offset: the constant position it expects, from `P`. narrow: its head names candidates of its own."""
+    """position: the constant one that it expects, "auto" for either. narrow: its head names candidates of its own."""
 
-    def __init__(self, window: int, *, offset: int, narrow: bool) -> None:
+    def __init__(self, window: int, *, position: DraftPosition, narrow: bool) -> None:
         text = model_spec(window, assistant=True)
         super().__init__(text)
         self.spec = AssistantSpec(
@@ -171,9 +172,10 @@ class FakeAssistant(_Fake):
             backbone_size=HIDDEN,
             num_centroids=0,
             top_centroids=0,
-            draft_position="P-1" if offset else "P",
+            draft_position=None if position == "auto" else position,
         )
-        self._tables, self._offset, self._narrow, self._window = tables(), offset, narrow, window
+        self._tables, self._narrow, self._window = tables(), narrow, window
+        self._offset = {"P": 0, "P-1": -1, "auto": None}[position]
         self._checked: WeakKeyDictionary[FrozenContext, Tensor] = WeakKeyDictionary()
 
     def step(self, embedding: Tensor, hidden: Tensor, context: FrozenContext) -> tuple[Tensor, Tensor]:
@@ -199,7 +201,11 @@ class FakeAssistant(_Fake):
         """Faults [B] of what the context shows to the first step, which every later one is shown again."""
         wrong = {}
         hash_B1, length_B1 = hidden_B1E[..., 0], hidden_B1E[..., 1]
-        position_B1 = length_B1 + self._offset
+        # Where either position is right the context says which one it means; rope and window must mean the same.
+        own_B1 = (context._position_B - context._length_B).unsqueeze(1)
+        offset_B1 = own_B1 if self._offset is None else torch.full_like(own_B1, self._offset)
+        position_B1 = length_B1 + offset_B1
+        wrong["position"] = ((offset_B1 != 0) & (offset_B1 != -1)).any(1)
         for layer in self.spec.text.layers:
             mean_B1D = context.attend(layer, _queries(length_B1), None)
             rows_BSGD, mask_B1S = context._gathered[layer.kind]
@@ -214,9 +220,9 @@ class FakeAssistant(_Fake):
 
 
 def fake_pair(
-    *, window: int, offset: int = 0, narrow: bool = False, checked: bool = True
+    *, window: int, position: DraftPosition = "P", narrow: bool = False, checked: bool = True
 ) -> tuple[Pair, FakeTarget, FakeAssistant]:
-    target, assistant = FakeTarget(window, checked=checked), FakeAssistant(window, offset=offset, narrow=narrow)
+    target, assistant = FakeTarget(window, checked=checked), FakeAssistant(window, position=position, narrow=narrow)
     pair = Pair(target=cast(Decoder, target), assistant=cast(Assistant, assistant))
     return pair, target, assistant
 

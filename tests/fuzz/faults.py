@@ -329,7 +329,12 @@ def _cached_pages_of_equal_tokens(patch: Patch) -> None:
 def _cached_with_the_bonus(patch: Patch) -> None:
     """A page is found as soon as all its tokens are known: the last one's row, the bonus token's, is not written."""
     keep = Reuse.keep
-    patch.setattr(Reuse, "keep", lambda self, request, rows: keep(self, request, min(rows + 1, request.known)))
+
+    def wrong(self: Reuse, request: Request, rows: int) -> None:
+        there_are = self._page_size * len(request.on_device.tables["full"])
+        keep(self, request, min(rows + 1, request.known, there_are))
+
+    patch.setattr(Reuse, "keep", wrong)
 
 
 def _hit_without_its_window(patch: Patch) -> None:

@@ -19,7 +19,7 @@ SEEDS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """window `W`; pages: of each group, what the engine may give out; offset and narrow: the fake assistant's.
+    """window `W`; pages: of each group, what the engine may give out; narrow: the fake assistant's.
 
     cache: prefixes are shared.
     recorded: every iteration is recorded and replayed (runner.graphs), on a device side that all such cases share.
@@ -31,7 +31,6 @@ class Machine:
     speculative: SpeculativeConfig
     rows: int
     budget: int
-    offset: int
     narrow: bool
     cache: bool = True
     recorded: bool = False
@@ -67,7 +66,6 @@ def mix(seed: int, *, recorded: bool | None = None) -> Mix:
     machine = _recorded_machine(rng) if recorded else _machine(rng)
     if crowded and not recorded:
         machine = replace(machine, speculative=speculation(rng, most=2), rows=rng.randint(3, 5))
-    machine = replace(machine, offset=0 if machine.speculative.draft_position == "P" else -1)
     count = rng.randint(3, 4) if crowded else rng.choice([1, 2, 2, 3, 3, 4, 5])
     asks = [_ask(rng, machine, prompt, crowded=crowded) for prompt in _prompts(rng, machine.page_size, count)]
     if len(asks) > 1 and not crowded and rng.random() < 0.3:
@@ -117,8 +115,8 @@ def _with_pages(rng: random.Random, machine: Machine, asks: Sequence[Ask]) -> Ma
     sliding = min(full, (machine.window + margin - 2) // page_size + 2)
     return replace(
         machine,
-        full_pages=full + rng.choice([0, 0, 1, 2, full, 3 * full]),
-        sliding_pages=sliding + rng.choice([0, 1, 2, sliding, 3 * sliding]),
+        full_pages=max(2, full + rng.choice([0, 0, 1, 2, full, 3 * full])),
+        sliding_pages=max(2, sliding + rng.choice([0, 1, 2, sliding, 3 * sliding])),
     )
 
 
@@ -151,7 +149,7 @@ def speculation(rng: random.Random, *, most: int = 6) -> SpeculativeConfig:
         num_steps=steps,
         topk=topk,
         num_draft_tokens=width,
-        draft_position=rng.choice(["P", "P-1"]),  # type: ignore[arg-type]
+        draft_position=rng.choice(["P", "P-1", "auto"]),  # type: ignore[arg-type]
         draft_sampling="coupled" if rng.random() < 0.85 else "argmax",
         depth_table=_depth_table(rng, steps) if rng.random() < 0.2 else None,
     )
@@ -171,7 +169,6 @@ _RECORDED = tuple(
         speculative=speculative,
         rows=3,
         budget=0,
-        offset=0,
         narrow=narrow,
         recorded=True,
         ruled=ruled,
@@ -185,14 +182,13 @@ _RECORDED = tuple(
 
 
 def _machine(rng: random.Random) -> Machine:
-    speculative, page_size = speculation(rng), rng.randint(2, 5)
+    speculative, page_size = speculation(rng), rng.randint(1, 5)
     return Machine(
-        window=rng.randint(4, 12),
+        window=rng.randint(2, 12),
         page_size=page_size,
         speculative=speculative,
         rows=rng.randint(1, 5),
         budget=rng.choice([2, 5, 8, 16, 16, 64, 64]),
-        offset=0,
         narrow=rng.random() < 0.3,
         cache=rng.random() < 0.85,
         suppressed=(2, 9) if rng.random() < 0.25 else (),

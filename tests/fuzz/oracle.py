@@ -75,7 +75,8 @@ def _shared(machine: Machine) -> Fakes:
 
 
 def _own(machine: Machine) -> Fakes:
-    pair, target, assistant = fake_pair(window=machine.window, offset=machine.offset, narrow=machine.narrow)
+    position = machine.speculative.draft_position
+    pair, target, assistant = fake_pair(window=machine.window, position=position, narrow=machine.narrow)
     config = _config(
         machine,
         kv_pages=machine.full_pages,
@@ -142,7 +143,7 @@ def _engine(
         decoder=Letters(),
         eos_token_ids=EOS,
         vocab_size=VOCAB,
-        offset=DraftOffset("P"),
+        offset=DraftOffset("auto"),
         suppress_token_ids=suppressed,
     )
 
@@ -215,6 +216,8 @@ def check_stats(played: Played, *, sick: bool) -> None:
     for depths in ("drafted_per_depth", "accepted_per_depth"):
         each = [getattr(output.stats, depths) for output in outputs]
         assert getattr(stats, depths) == tuple(map(sum, zip_longest(*each, fillvalue=0))), depths
+    assert stats.cached_prompt_tokens == sum(output.num_cached_tokens for output in outputs)
+    assert stats.preemptions == sum(output.num_preemptions for output in outputs)
     runs = sum(len(track.runs) for track in played.tracks)
     failed = runs - stats.iterations - stats.late_runs
     assert 0 <= failed <= stats.failed_runs if sick else failed == stats.failed_runs == 0

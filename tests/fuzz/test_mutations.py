@@ -32,11 +32,14 @@ UNSEEN = (
     "logprobs-of-the-neighbour",
     "late-run-kept",
 )
-# Mixes in which a request fails on NaN, goes on from another's output, or is penalised among many that grow long are
-# few: a fault that needs one looks at these.
-SORTS = {"no-scrub": "sick", "cached-with-the-bonus": "talks", "resumed-without-counts": "crowds"} | dict.fromkeys(
-    ("tail-page-not-copied", "tail-page-shared"), "samples"
-)
+# Mixes in which a request fails on NaN, goes on from another's output, has several samples, a depth of its own, or
+# penalties among many that grow long are few: a fault that needs one looks at these.
+SORTS = {
+    "no-scrub": "sick",
+    "cached-with-the-bonus": "talks",
+    "resumed-without-counts": "crowds",
+    "own-depth-ignored": "depths",
+} | dict.fromkeys(("tail-page-not-copied", "tail-page-shared"), "samples")
 TRIES = 40
 
 Case = tuple[Mix, list[RequestOutput]]
@@ -54,6 +57,7 @@ def sound() -> dict[str, list[Case]]:
         "recorded": [mix(seed, recorded=True) for seed in range(TRIES)],
         "sick": sick[:TRIES],
         "talks": talks[:TRIES],
+        "depths": [case for case in many if len({ask.params.num_steps for ask in case.asks}) > 2][:TRIES],
         "samples": [case for case in many if any(ask.params.n > 1 for ask in case.asks)][:TRIES],
         "crowds": crowds[:TRIES],
     }
