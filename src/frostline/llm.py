@@ -314,8 +314,12 @@ def _device_side(executor: Executor, device_type: str) -> DeviceSide:
     """How the schedules reach the device: on a CPU, only another thread computes while the host goes on."""
 
     def reach(schedule: Schedule, watch: Watch) -> Executor:
-        on_thread = schedule == "overlap" and device_type == "cpu"
-        return WorkerExecutor(executor, watch=watch) if on_thread else executor
+        if schedule != "overlap" or device_type != "cpu":
+            return executor
+        # Imported here, so that an LLM on another executor needs no torch.
+        from frostline.runner.threads import team_release
+
+        return WorkerExecutor(executor, watch=watch, release=team_release())
 
     return reach
 

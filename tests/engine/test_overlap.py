@@ -192,6 +192,20 @@ def test_a_failure_on_the_worker_comes_out_of_collect_and_the_engine_goes_on() -
     assert len(run(engine, [engine.request(PROMPT, SamplingParams(max_tokens=9))])[0].outputs[0].token_ids) == 9
 
 
+def test_helper_threads_go_before_each_step_and_once_nothing_is_in_flight() -> None:
+    names: list[str] = []
+    worker = WorkerExecutor(
+        FakeExecutor(hashed([A, B]), accept=lambda most: 0),
+        release=lambda: names.append(threading.current_thread().name),
+    )
+    engine = engine_on(worker, schedule="overlap")
+    run(engine, [engine.request(PROMPT, SamplingParams(max_tokens=3))])
+    worker.close()
+    here, device = threading.current_thread().name, "frostline-device_0"
+    # The prompt and two iterations; the device thread's own once it has nothing to do.
+    assert names.count(here) == 3 and names[0] == here and names[-1] == device and set(names) == {here, device}
+
+
 def test_the_worker_ends_with_its_executor() -> None:
     before = set(threading.enumerate())
     worker = WorkerExecutor(FakeExecutor(hashed([A, B])))

@@ -7,7 +7,7 @@ Knows the order of steps; nothing of what is in them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Any
@@ -22,11 +22,17 @@ class WorkerExecutor:
 
     What `launch` of the inner one raises comes out of `collect`. The thread ends with `close`, with this object, or
     with the interpreter, after the steps it has been given. watch: is told of each step's work, as "device".
+    release: lets a thread's own helpers go (runner.threads.team_release). The calling thread's go before each step, so
+    that they do not stand in the way of the device thread's, and these go when nothing is in flight any more.
     """
 
-    def __init__(self, inner: Executor, *, watch: Watch = unwatched) -> None:
+    def __init__(
+        self, inner: Executor, *, watch: Watch = unwatched, release: Callable[[], object] = lambda: None
+    ) -> None:
         self._inner = inner
         self._watch = watch
+        self._release = release
+        self._in_flight, self._closed = 0, False
         self._numbers = count()
         self.num_rows, self.page_size = inner.num_rows, inner.page_size
         self.num_pages: Mapping[Group, int] = inner.num_pages
@@ -36,11 +42,18 @@ class WorkerExecutor:
 
     def launch(self, step: Step) -> Future[Any]:
         """Queue the step."""
+        self._release()
+        self._in_flight += 1
         return self._worker.submit(self._work, next(self._numbers), step)
 
     def collect(self, flight: Future[Any]) -> StepResult:
         """Wait for the step, not for those behind it, and read its result on the calling thread."""
-        return self._inner.collect(flight.result())
+        try:
+            return self._inner.collect(flight.result())
+        finally:
+            self._in_flight -= 1
+            if not self._in_flight and not self._closed:
+                self._worker.submit(self._release)
 
     def _work(self, number: int, step: Step) -> Any:
         with self._watch("device", step=number):
@@ -48,4 +61,5 @@ class WorkerExecutor:
 
     def close(self) -> None:
         """Finish what was launched and end the thread; nothing can be launched any more."""
+        self._closed = True
         self._worker.shutdown()
