@@ -15,6 +15,7 @@ import torch
 import triton
 
 from frostline.kernels.paged import Tiling, paged_attention
+from frostline.kernels.reference import PagedRows
 
 PAGE = 16
 # name, heads, kv heads, head width, window
@@ -64,22 +65,20 @@ def measure(
     length = torch.full((batch,), context, device="cuda")
     node = torch.arange(nodes, device="cuda")
     words, depth = ((2 << node) - 1).expand(batch, -1).contiguous(), node.expand(batch, -1).contiguous()
-
-    def run() -> None:
-        paged_attention(
-            q,
-            slots,
-            table,
-            length,
-            page_size=PAGE,
-            kv_bound=width * PAGE,
-            window=window,
-            words_BN=words,
-            depth_BN=depth,
-            tiling=tiling,
-        )
-
-    return 1000 * float(triton.testing.do_bench_cudagraph(run, rep=5, return_mode="median"))
+    rows = PagedRows(
+        slots=slots,
+        table_Bn=table,
+        length_B=length,
+        page_size=PAGE,
+        kv_bound=width * PAGE,
+        window=window,
+        words_BN=words,
+        depth_BN=depth,
+    )
+    times = triton.testing.do_bench_cudagraph(
+        lambda: paged_attention(q, rows, tiling=tiling), rep=5, return_mode="median"
+    )
+    return 1000 * float(times)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal
@@ -169,6 +169,22 @@ class SpecStats:
     def accept_length(self) -> float:
         """Mean tokens per run, bonus included; 0.0 before the first run."""
         return sum(self.run_lengths) / self.iterations if self.iterations else 0.0
+
+    @classmethod
+    def total(cls, stats: Sequence[SpecStats]) -> SpecStats:
+        """Sums over requests; run_lengths one request's after the other's."""
+        return cls(
+            iterations=sum(one.iterations for one in stats),
+            drafted=sum(one.drafted for one in stats),
+            drafted_per_depth=_by_depth([one.drafted_per_depth for one in stats]),
+            accepted_per_depth=_by_depth([one.accepted_per_depth for one in stats]),
+            run_lengths=tuple(length for one in stats for length in one.run_lengths),
+        )
+
+
+def _by_depth(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    depth = max(map(len, counts), default=0)
+    return tuple(sum(row[d] for row in counts if d < len(row)) for d in range(depth))
 
 
 @dataclass(frozen=True, kw_only=True)

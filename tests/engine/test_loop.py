@@ -142,7 +142,7 @@ def test_auto_draft_position_measures_and_keeps_the_better(better: int, caplog: 
     assert [record.message for record in caplog.records if "keeping" in record.message] == [
         f"draft_position auto: keeping {'P' if better == 0 else 'P-1'}; acceptance {rates}"
     ]
-    other = engine.with_speculative(SpeculativeConfig(num_steps=2))
+    other = engine.variant(speculative=SpeculativeConfig(num_steps=2))
     run(other, [other.request(PROMPT, SamplingParams(max_tokens=9))])
     assert {step.plan.draft_offset for step in device.steps[-2:]} == {better}, "settled once for the pair"
 
@@ -185,11 +185,11 @@ def test_engines_on_one_device_draft_differently_and_agree() -> None:
     deep = engine_on(device)
     params = SamplingParams(max_tokens=9, seed=3)
     outputs = []
-    for engine in (deep, *(deep.with_speculative(SpeculativeConfig(num_steps=steps)) for steps in (0, 2))):
+    for engine in (deep, *(deep.variant(speculative=SpeculativeConfig(num_steps=steps)) for steps in (0, 2))):
         device.steps.clear()
         outputs.append(run(engine, [engine.request(PROMPT, params)])[0])
         assert {step.plan.num_steps for step in device.steps[1:]} == {engine.speculative.num_steps}
     assert len({output.outputs for output in outputs}) == 1
     assert [output.stats.iterations for output in outputs] == [2, 8, 3]
     with pytest.raises(ConfigError, match=r"6 draft tokens .* over the 5 .* load it with the widest"):
-        deep.with_speculative(SpeculativeConfig(num_steps=5))
+        deep.variant(speculative=SpeculativeConfig(num_steps=5))

@@ -159,8 +159,8 @@ def play(
     reasons = {request_id: output.outputs[0].finish_reason for request_id, output in outputs.items()}
     returned = sum(output.stats.iterations for output in outputs.values())
     failed = sum(reasons[request.request_id] == "error" and bool(request.output_ids) for request in requests)
-    assert returned + failed + engine.loop.late_runs == sum(len(step.rows) for step in device.steps)
-    mix.preemptions, mix.late_runs = engine.stats().preemptions, engine.loop.late_runs
+    assert returned + failed + engine.stats().late_runs == sum(len(step.rows) for step in device.steps)
+    mix.preemptions, mix.late_runs = engine.stats().preemptions, engine.stats().late_runs
     mix.copied = sum(len(step.copies) for step in device.steps)
     mix.cached = engine.stats().cached_prompt_tokens
     mix.evicted = sum(write.pages.count(0) for step in device.steps for write in step.tables)

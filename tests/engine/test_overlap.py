@@ -77,7 +77,7 @@ def test_nothing_is_launched_for_a_request_that_must_be_over(max_tokens: int, ac
     engine = engine_on(device, schedule="overlap")
     run(engine, [engine.request(PROMPT, SamplingParams(max_tokens=max_tokens, ignore_eos=True))])
     assert [step.rows for step in device.steps] == [(), *[(1,)] * iterations]
-    assert engine.loop.late_runs == 0
+    assert engine.stats().late_runs == 0
 
 
 @pytest.mark.parametrize("accepted", [0, 2, 4])
@@ -89,7 +89,7 @@ def test_in_a_batch_a_request_is_left_out_once_its_usual_run_would_end_it(accept
     outputs = run(engine, [engine.request(PROMPT, one) for one in params])
     assert [len(output.outputs[0].token_ids) for output in outputs] == [4 + 3 * accepted, 50]
     assert outputs[0].stats.iterations == 3 == sum(1 in step.rows for step in device.steps)
-    assert engine.loop.late_runs == 0
+    assert engine.stats().late_runs == 0
 
 
 def test_an_unusually_long_last_run_leaves_a_late_one_behind() -> None:
@@ -98,7 +98,7 @@ def test_an_unusually_long_last_run_leaves_a_late_one_behind() -> None:
     engine = engine_on(Lagging(device), schedule="overlap")
     params = [SamplingParams(max_tokens=n, ignore_eos=True, seed=n) for n in (10, 50)]
     outputs = run(engine, [engine.request(PROMPT, one) for one in params])
-    assert outputs[0].stats.run_lengths == (2, 2, 5) and engine.loop.late_runs == 1
+    assert outputs[0].stats.run_lengths == (2, 2, 5) and engine.stats().late_runs == 1
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -119,8 +119,8 @@ def test_bookkeeping_ticks_once_per_iteration_and_request(schedule: Schedule, mo
     # Runs of 3: after the first token come 0, 1, 4 and 10 iterations; those after a request's end do not tick.
     assert list(ticks.values()) == [output.stats.iterations for output in outputs] == [0, 1, 4, 10]
     launched = [sum(row in step.rows for step in device.steps) for row in range(1, 5)]
-    assert sum(launched) == sum(ticks.values()) + engine.loop.late_runs
-    assert (engine.loop.late_runs == 0) == (schedule == "sync")
+    assert sum(launched) == sum(ticks.values()) + engine.stats().late_runs
+    assert (engine.stats().late_runs == 0) == (schedule == "sync")
 
 
 def test_a_late_run_is_ignored_and_its_row_is_reused_at_once() -> None:
@@ -134,7 +134,7 @@ def test_a_late_run_is_ignored_and_its_row_is_reused_at_once() -> None:
     assert [output.outputs[0].token_ids for output in outputs] == [(A, EOS)] * 2
     assert [output.stats.iterations for output in outputs] == [1, 1]
     assert [(len(step.inits), step.rows) for step in device.steps] == [(1, ()), (0, (1,)), (0, (1,))] * 2
-    assert engine.loop.late_runs == 2
+    assert engine.stats().late_runs == 2
 
 
 def test_abort_with_a_step_in_flight_frees_once_and_ignores_what_comes() -> None:
@@ -150,7 +150,7 @@ def test_abort_with_a_step_in_flight_frees_once_and_ignores_what_comes() -> None
     while not engine.loop.is_idle:
         engine.loop.tick()
     assert len(first.output_ids) == 1 and len(second.output_ids) == 9
-    assert engine.loop.late_runs >= 1
+    assert engine.stats().late_runs >= 1
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -170,7 +170,7 @@ def test_nan_pages_are_scrubbed_after_the_late_run_and_before_their_next_owner(
     assert [output.outputs[0].finish_reason for output in outputs] == ["length", "error", "length", "error"]
     # The last one fails with nothing behind it: its pages are scrubbed when there is work again.
     assert sum([scrub.row for scrub in step.scrub] == [1] for step in device.steps) == 1
-    run(engine.with_speculative(engine.speculative), [engine.request(PROMPT, SamplingParams(max_tokens=2, seed=1))])
+    run(engine.variant(speculative=engine.speculative), [engine.request(PROMPT, SamplingParams(max_tokens=2, seed=1))])
     assert sum([scrub.row for scrub in step.scrub] == [1] for step in device.steps) == 2
 
 

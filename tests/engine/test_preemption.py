@@ -80,12 +80,12 @@ def test_a_run_in_flight_of_a_preempted_request_is_discarded() -> None:
     newest = requests[2]
     while engine.stats().preemptions == 0:
         before, stay = list(newest.output_ids), newest.stay
-        late, runs = engine.loop.late_runs, newest.counter.freeze().iterations
+        late, runs = engine.stats().late_runs, newest.counter.freeze().iterations
         engine.loop.tick()
     # The step that was in flight had its row; what it brought was read in the same tick.
     assert stay is not None and stay.in_flight == 0 and newest.stay is None
     assert newest.output_ids == before and newest.counter.freeze().iterations == runs
-    assert engine.loop.late_runs == late + 1
+    assert engine.stats().late_runs == late + 1
     engine.loop.check()
     engine.loop.abort_all()
     engine.loop.check()

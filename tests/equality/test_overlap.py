@@ -53,7 +53,7 @@ def play(
         for n in range(9)
     ]
     outputs = llm.generate(prompts, params)
-    return outputs, recorders[0].tracks, llm._engine.loop.late_runs
+    return outputs, recorders[0].tracks, llm.stats().late_runs
 
 
 def drafted(outputs: list[RequestOutput], tracks: list[Track]) -> list[list[DraftNodes | None]]:

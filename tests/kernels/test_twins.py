@@ -103,11 +103,16 @@ def test_paged_attention(dtype: torch.dtype, case: tuple, frozen: bool) -> None:
     slots = draw((batch * width + 1) * page_size, 2 * kv_heads, hd, dtype=dtype)
     q = draw(batch, nodes, heads, hd, dtype=dtype, seed=1) / hd**0.5
     words, depth = ancestors(batch, nodes, tree=tree)
-    options = {"page_size": page_size, "kv_bound": max(lengths) + nodes, "window": window}
-    options |= {"offset": -1} if frozen else {"words_BN": words, "depth_BN": depth}
-    length = torch.tensor(lengths, device=DEVICE)
-    found = paged.paged_attention(q, slots, table, length, **options)
-    close(found, reference.paged_attention(q, slots, table, length, **options))
+    rows = reference.PagedRows(
+        slots=slots,
+        table_Bn=table,
+        length_B=torch.tensor(lengths, device=DEVICE),
+        page_size=page_size,
+        kv_bound=max(lengths) + nodes,
+        window=window,
+        **({"offset": -1} if frozen else {"words_BN": words, "depth_BN": depth}),
+    )
+    close(paged.paged_attention(q, rows), reference.paged_attention(q, rows))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -118,17 +123,17 @@ def test_a_request_does_not_feel_its_batch_or_the_bound(dtype: torch.dtype) -> N
     length = torch.tensor([300, 17], device=DEVICE)
 
     def run(rows: slice, bound: int) -> Tensor:
-        return paged.paged_attention(
-            q[rows],
-            slots,
-            table[rows],
-            length[rows],
+        seen = reference.PagedRows(
+            slots=slots,
+            table_Bn=table[rows],
+            length_B=length[rows],
             page_size=16,
             kv_bound=bound,
             window=None,
             words_BN=words[rows],
             depth_BN=depth[rows],
         )
+        return paged.paged_attention(q[rows], seen)
 
     both = run(slice(0, 2), 640)
     assert torch.equal(both[:1], run(slice(0, 1), 303)) and torch.equal(both[1:], run(slice(1, 2), 20))

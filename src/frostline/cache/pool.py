@@ -47,7 +47,7 @@ class Pool:
 
     def write(self, layer: int, slots_M: Tensor, kv_MGD: Tensor) -> None:
         """Store rows at their slots. Duplicate slots are allowed only in the padding page."""
-        self._slots[self._index[layer]].index_copy_(0, slots_M, kv_MGD)
+        self.slots(layer).index_copy_(0, slots_M, kv_MGD)
 
     def slots(self, layer: int) -> Tensor:
         """All rows of a layer, by slot: [num_pages * page_size, 2 * Hkv, hd]."""

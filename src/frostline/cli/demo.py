@@ -138,7 +138,7 @@ def _figures(results: Mapping[str, ModeResult]) -> Any:
                 sizes,
                 f"{result.tokens_per_s:.0f}",
                 f"{result.tokens_per_s / plain:.2f}x",
-                f"{totals.accept_length:.2f}",
+                f"{totals.stats.accept_length:.2f}",
                 "-" if name == "plain" else output.rates(totals.acceptance_per_depth),
             ]
         )

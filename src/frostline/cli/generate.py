@@ -116,8 +116,10 @@ def _show(outputs: list[RequestOutput], seconds: float) -> None:
             typer.echo(completion.text)
     totals = Totals.of(outputs)
     line = f"{totals.tokens} tokens in {seconds:.2f} s, {totals.tokens / seconds:.0f} tokens/s"
-    if totals.drafted:
-        line += f"; accept length {totals.accept_length:.2f}, per depth {output.rates(totals.acceptance_per_depth)}"
+    if totals.stats.drafted:
+        line += (
+            f"; accept length {totals.stats.accept_length:.2f}, per depth {output.rates(totals.acceptance_per_depth)}"
+        )
     if not several:
         line += f"; finish: {outputs[0].outputs[0].finish_reason}"
     output.remark(line)

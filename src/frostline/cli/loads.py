@@ -156,8 +156,8 @@ def as_row(case: LoadCase, cases: Sequence[LoadCase]) -> dict[str, Any]:
             "topk": case.config.topk,
             "num_draft_tokens": case.config.verify_width,
             "depth_table": None if case.config.depth_table is None else str(case.config.depth_table),
-            "iterations": totals.iterations,
-            "accept_length": round(totals.accept_length, 4),
+            "iterations": totals.stats.iterations,
+            "accept_length": round(totals.stats.accept_length, 4),
             "acceptance_per_depth": [round(rate, 4) for rate in totals.acceptance_per_depth],
         }
     return row

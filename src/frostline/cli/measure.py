@@ -13,7 +13,7 @@ from typing import Any
 from frostline.cli.loading import Generator, Prompt
 from frostline.config import SpeculativeConfig
 from frostline.errors import ConfigError
-from frostline.types import RequestOutput, SamplingParams
+from frostline.types import RequestOutput, SamplingParams, SpecStats
 
 MODES = ("plain", "chain", "tree")
 DEFAULT_TREE_TOPK = 2
@@ -21,15 +21,11 @@ DEFAULT_TREE_TOPK = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """Counters summed over requests. run_tokens: tokens that runs gave, so without each request's first token."""
+    """What requests came to together: their number, all their tokens, and the sums of their counters."""
 
     requests: int
     tokens: int
-    iterations: int
-    run_tokens: int
-    drafted: int
-    drafted_per_depth: tuple[int, ...]
-    accepted_per_depth: tuple[int, ...]
+    stats: SpecStats
 
     @classmethod
     def of(cls, outputs: Iterable[RequestOutput]) -> Totals:
@@ -37,34 +33,25 @@ class Totals:
         return cls(
             requests=len(done),
             tokens=sum(len(completion.token_ids) for output in done for completion in output.outputs),
-            iterations=sum(output.stats.iterations for output in done),
-            run_tokens=sum(sum(output.stats.run_lengths) for output in done),
-            drafted=sum(output.stats.drafted for output in done),
-            drafted_per_depth=_sum_by_depth([output.stats.drafted_per_depth for output in done]),
-            accepted_per_depth=_sum_by_depth([output.stats.accepted_per_depth for output in done]),
+            stats=SpecStats.total([output.stats for output in done]),
         )
-
-    @property
-    def accept_length(self) -> float:
-        """Mean tokens per run, bonus included; 0.0 without a run."""
-        return self.run_tokens / self.iterations if self.iterations else 0.0
 
     @property
     def acceptance_per_depth(self) -> tuple[float, ...]:
         """Share of the runs that offered a draft at this depth in which it was accepted; depth 1 first."""
-        pairs = zip(self.accepted_per_depth, self.drafted_per_depth, strict=True)
+        pairs = zip(self.stats.accepted_per_depth, self.stats.drafted_per_depth, strict=True)
         return tuple(accepted / drafted if drafted else 0.0 for accepted, drafted in pairs)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "requests": self.requests,
             "tokens": self.tokens,
-            "iterations": self.iterations,
-            "drafted": self.drafted,
-            "accept_length": round(self.accept_length, 4),
+            "iterations": self.stats.iterations,
+            "drafted": self.stats.drafted,
+            "accept_length": round(self.stats.accept_length, 4),
             "acceptance_per_depth": [round(rate, 4) for rate in self.acceptance_per_depth],
-            "drafted_per_depth": list(self.drafted_per_depth),
-            "accepted_per_depth": list(self.accepted_per_depth),
+            "drafted_per_depth": list(self.stats.drafted_per_depth),
+            "accepted_per_depth": list(self.stats.accepted_per_depth),
         }
 
 
@@ -115,8 +102,3 @@ def timed(generator: Generator, prompts: Sequence[Prompt], params: SamplingParam
     start = time.perf_counter()
     outputs = generator.generate(prompts, params, use_tqdm=False)
     return outputs, time.perf_counter() - start
-
-
-def _sum_by_depth(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    depth = max((len(row) for row in counts), default=0)
-    return tuple(sum(row[d] for row in counts if d < len(row)) for d in range(depth))

@@ -56,10 +56,6 @@ class Served:
     def tokens(self) -> list[tuple[int, ...]]:
         return [output.outputs[0].token_ids for output in self.outputs]
 
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(map(len, self.tokens)) / self.seconds
-
     def latencies(self) -> dict[str, dict[str, float]]:
         """Percentiles in milliseconds: time to first token, between tokens, and from sending to the last token."""
         return {

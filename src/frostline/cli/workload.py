@@ -85,10 +85,8 @@ def make_work(prompts: Sequence[Prompt], params: SamplingParams, lengths: Length
     ]
 
 
-def arrivals(number: int, rate: float | None, *, seed: int) -> list[float]:
-    """Seconds after the start at which requests arrive: a Poisson process of `rate` per second; None: all at once."""
-    if rate is None:
-        return [0.0] * number
+def arrivals(number: int, rate: float, *, seed: int) -> list[float]:
+    """Seconds after the start at which requests arrive: a Poisson process of `rate` per second."""
     random, now, times = Random(seed + 2), 0.0, []
     for _ in range(number):
         times.append(now)

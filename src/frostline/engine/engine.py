@@ -102,10 +102,6 @@ class Engine:
             turn=self._turn,
         )
 
-    def with_speculative(self, speculative: SpeculativeConfig) -> Engine:
-        """The variant that drafts like this."""
-        return self.variant(speculative=speculative)
-
     def stats(self) -> EngineStats:
         """Counters of all requests so far."""
         return self.loop.stats()

@@ -76,11 +76,6 @@ class Loop(ABC):
     def is_idle(self) -> bool:
         return self._scheduler.is_idle
 
-    @property
-    def late_runs(self) -> int:
-        """Runs ignored so far, because their request had ended when they were read."""
-        return self._scheduler.counters.late_runs
-
     def stats(self) -> EngineStats:
         """What this loop's steps have come to so far; those in flight are not in it."""
         return self._scheduler.counters.freeze()

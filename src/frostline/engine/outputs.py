@@ -20,7 +20,7 @@ def assemble(samples: Sequence[Request]) -> RequestOutput:
     return replace(
         each[0],
         outputs=completions,
-        stats=_sum([one.stats for one in each]),
+        stats=SpecStats.total([one.stats for one in each]),
         num_cached_tokens=sum(one.num_cached_tokens for one in each),
         num_preemptions=sum(one.num_preemptions for one in each),
     )
@@ -76,20 +76,3 @@ class StreamedRequest:
             piece = ""
         self._sent_text += len(piece)
         return piece
-
-
-def _sum(stats: Sequence[SpecStats]) -> SpecStats:
-    if len(stats) == 1:
-        return stats[0]
-    return SpecStats(
-        iterations=sum(one.iterations for one in stats),
-        drafted=sum(one.drafted for one in stats),
-        drafted_per_depth=_by_depth([one.drafted_per_depth for one in stats]),
-        accepted_per_depth=_by_depth([one.accepted_per_depth for one in stats]),
-        run_lengths=tuple(length for one in stats for length in one.run_lengths),
-    )
-
-
-def _by_depth(counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    depth = max(map(len, counts))
-    return tuple(sum(row[d] for row in counts if d < len(row)) for d in range(depth))

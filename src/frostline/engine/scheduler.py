@@ -38,14 +38,6 @@ class Scheduler:
         )
 
     @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
-
-    @property
     def is_idle(self) -> bool:
         return not self._waiting and not self._running
 

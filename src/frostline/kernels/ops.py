@@ -5,65 +5,61 @@ Kernels serve inference on a GPU in float32 and narrower; float64 and whatever i
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from frostline.kernels import reference
-from frostline.kernels.reference import NormWeights
+from frostline.kernels.reference import NormWeights, PagedRows
 
 
 def is_fused(x: Tensor) -> bool:
-    """Whether kernels serve this tensor. They are imported where they are called: a CPU need not have Triton."""
+    """Whether kernels serve this tensor."""
     return x.is_cuda and x.dtype != torch.float64 and not torch.is_grad_enabled()
 
 
-def prepared_norm(x: Tensor, norm: NormWeights, residual: Tensor | None = None, scalar: Tensor | None = None) -> Tensor:
+def _of(x: Tensor) -> ModuleType:
+    """Where the operations between matrix products are for this tensor. A CPU need not have Triton."""
     if not is_fused(x):
-        return reference.prepared_norm(x, norm, residual, scalar)
+        return reference
     from frostline.kernels import fused
 
-    return fused.prepared_norm(x, norm, residual, scalar)
+    return fused
+
+
+def prepared_norm(x: Tensor, norm: NormWeights, residual: Tensor | None = None, scalar: Tensor | None = None) -> Tensor:
+    out: Tensor = _of(x).prepared_norm(x, norm, residual, scalar)
+    return out
 
 
 def norm_pair(x: Tensor, norm: NormWeights, residual: Tensor, then: NormWeights) -> tuple[Tensor, Tensor]:
-    if not is_fused(x):
-        return reference.norm_pair(x, norm, residual, then)
-    from frostline.kernels import fused
-
-    return fused.norm_pair(x, norm, residual, then)
+    both: tuple[Tensor, Tensor] = _of(x).norm_pair(x, norm, residual, then)
+    return both
 
 
 def norm_rope(heads_BQHD: Tensor, norm: NormWeights, cos: Tensor, signed_sin: Tensor) -> Tensor:
-    if not is_fused(heads_BQHD):
-        return reference.norm_rope(heads_BQHD, norm, cos, signed_sin)
-    from frostline.kernels import fused
-
-    return fused.norm_rope(heads_BQHD, norm, cos, signed_sin)
+    out: Tensor = _of(heads_BQHD).norm_rope(heads_BQHD, norm, cos, signed_sin)
+    return out
 
 
 def gated_gelu(gate_up: Tensor) -> Tensor:
-    if not is_fused(gate_up):
-        return reference.gated_gelu(gate_up)
-    from frostline.kernels import fused
-
-    return fused.gated_gelu(gate_up)
+    out: Tensor = _of(gate_up).gated_gelu(gate_up)
+    return out
 
 
 def gelu_times(gate: Tensor, up: Tensor) -> Tensor:
-    if not is_fused(gate):
-        return reference.gelu_times(gate, up)
-    from frostline.kernels import fused
-
-    return fused.gelu_times(gate, up)
+    out: Tensor = _of(gate).gelu_times(gate, up)
+    return out
 
 
 def experts(y_RD: Tensor, weights_Rk: Tensor, experts_Rk: Tensor, gate_up_proj: Tensor, down_proj: Tensor) -> Tensor:
     if not is_fused(y_RD):
         return reference.experts(y_RD, weights_Rk, experts_Rk, gate_up_proj, down_proj)
-    from frostline.kernels import experts as fused
+    from frostline.kernels import experts as kernel
 
-    return fused.experts(y_RD, weights_Rk, experts_Rk, gate_up_proj, down_proj)
+    return kernel.experts(y_RD, weights_Rk, experts_Rk, gate_up_proj, down_proj)
 
 
 def head_logits(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -74,31 +70,8 @@ def head_logits(hidden: Tensor, weight: Tensor) -> Tensor:
     return rows.view(*hidden.shape[:-1], -1)
 
 
-def paged_attention(
-    q_BNHD: Tensor,
-    slots: Tensor,
-    table_Bn: Tensor,
-    length_B: Tensor,
-    *,
-    page_size: int,
-    kv_bound: int,
-    window: int | None,
-    words_BN: Tensor | None = None,
-    depth_BN: Tensor | None = None,
-    offset: int = 0,
-) -> Tensor:
-    """reference.paged_attention, by its kernel; only where `is_fused`: elsewhere gathered rows are shared by layers."""
+def paged_attention(q_BNHD: Tensor, rows: PagedRows) -> Tensor:
+    """The kernel of reference.paged_attention, for where `is_fused`: elsewhere layers share the rows they gather."""
     from frostline.kernels import paged
 
-    return paged.paged_attention(
-        q_BNHD,
-        slots,
-        table_Bn,
-        length_B,
-        page_size=page_size,
-        kv_bound=kv_bound,
-        window=window,
-        words_BN=words_BN,
-        depth_BN=depth_BN,
-        offset=offset,
-    )
+    return paged.paged_attention(q_BNHD, rows)

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from frostline.kernels.reference import PagedRows
+
 # A split holds 64 rows, or twice that as often as it takes for a request to have at most 64 splits.
 SHORTEST = 64
 MOST_SPLITS = 64
@@ -56,7 +58,6 @@ def _split_kernel(
     stats_ptr,
     table_width,
     nodes,
-    groups,
     offset,
     window,
     HEADS: tl.constexpr,
@@ -91,10 +92,11 @@ def _split_kernel(
         depth = tl.load(depth_ptr + batch * nodes + node)
         position = length + depth
         least = length
+    # Zero, and the shortest split, in the type of row numbers.
     first = end - end
     if WINDOWED:
         first = tl.maximum(least - window + 1, 0) // SHORTEST_SPLIT * SHORTEST_SPLIT
-    rows_per_split = first - first + SHORTEST_SPLIT
+    rows_per_split = end - end + SHORTEST_SPLIT
     for _ in tl.static_range(20):
         rows_per_split = tl.where(rows_per_split * MOST < end - first, rows_per_split * 2, rows_per_split)
     begin = first + split * rows_per_split
@@ -157,31 +159,12 @@ def _join_kernel(part_ptr, stats_ptr, out_ptr, HD: tl.constexpr, SPLITS: tl.cons
     tl.store(out_ptr + tl.program_id(0).to(tl.int64) * HD + d, out / tl.maximum(total, 1e-30))
 
 
-def paged_attention(
-    q_BNHD: Tensor,
-    slots: Tensor,
-    table_Bn: Tensor,
-    length_B: Tensor,
-    *,
-    page_size: int,
-    kv_bound: int,
-    window: int | None,
-    words_BN: Tensor | None = None,
-    depth_BN: Tensor | None = None,
-    offset: int = 0,
-    tiling: Tiling | None = None,
-) -> Tensor:
-    """Attention with scale 1 over paged rows, [B, N, H * hd] in q's dtype.
-
-    q_BNHD: N query rows of H heads. slots [S, 2 * Hkv, hd]: a layer's rows by slot, keys first. table_Bn, length_B
-    int64: page tables and `P`. With words_BN and depth_BN, int64: verify; N new rows at `[P, P + N)` are seen by
-    ancestor words and query n sits at `P + depth`. Without: drafting over `[0, P)` from the constant position
-    `P + offset`.
-    """
+def paged_attention(q_BNHD: Tensor, rows: PagedRows, *, tiling: Tiling | None = None) -> Tensor:
+    """Twin of reference.paged_attention."""
     batch, nodes, heads, hd = q_BNHD.shape
+    slots, length_B, words_BN, depth_BN = rows.slots, rows.length_B, rows.words_BN, rows.depth_BN
     kv_heads = slots.shape[1] // 2
-    frozen = words_BN is None or depth_BN is None
-    reach = kv_bound if window is None else min(kv_bound, window + nodes + SHORTEST)
+    reach = rows.kv_bound if rows.window is None else min(rows.kv_bound, rows.window + nodes + SHORTEST)
     splits = min(MOST_SPLITS, triton.cdiv(reach, SHORTEST))
     packed = nodes * heads // kv_heads
     tiling = tiling or Tiling.of(packed, hd, slots.dtype)
@@ -191,23 +174,22 @@ def paged_attention(
     _split_kernel[(batch * kv_heads, triton.cdiv(packed, tiling.block_m), splits)](
         q_BNHD.contiguous(),
         slots,
-        table_Bn,
+        rows.table_Bn,
         length_B,
         length_B if words_BN is None else words_BN,
         length_B if depth_BN is None else depth_BN,
         part,
         stats,
-        table_Bn.stride(0),
+        rows.table_Bn.stride(0),
         nodes,
-        heads // kv_heads,
-        offset,
-        window or 0,
+        rows.offset,
+        rows.window or 0,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HD=hd,
-        PAGE=page_size,
-        WINDOWED=window is not None,
-        FROZEN=frozen,
+        PAGE=rows.page_size,
+        WINDOWED=rows.window is not None,
+        FROZEN=words_BN is None or depth_BN is None,
         SHORTEST_SPLIT=SHORTEST,
         MOST=MOST_SPLITS,
         SPLITS=splits,

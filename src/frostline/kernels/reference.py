@@ -139,45 +139,50 @@ def _few_rows(y: Tensor, weights: Tensor, chosen: Tensor, gate_up_proj: Tensor, 
     return weighted.sum(1)
 
 
-def paged_attention(
-    q_BNHD: Tensor,
-    slots: Tensor,
-    table_Bn: Tensor,
-    length_B: Tensor,
-    *,
-    page_size: int,
-    kv_bound: int,
-    window: int | None,
-    words_BN: Tensor | None = None,
-    depth_BN: Tensor | None = None,
-    offset: int = 0,
-) -> Tensor:
-    """Attention with scale 1 over paged rows, [B, N, H * hd] in q's dtype, each mask written out from its definition.
+@dataclass(frozen=True, kw_only=True)
+class PagedRows:
+    """What the query rows of one paged attention see.
 
-    q_BNHD: N query rows of H heads. slots [S, 2 * Hkv, hd]: a layer's rows by slot, keys first. table_Bn, length_B
-    int64: page tables and `P`. With words_BN and depth_BN, int64: verify; N new rows at `[P, P + N)` are seen by
-    ancestor words and query n sits at `P + depth`. Without: drafting over `[0, P)` from the constant position
-    `P + offset`.
+    slots [S, 2 * Hkv, hd]: a layer's rows by slot, keys first. table_Bn, length_B int64: page tables and `P`. kv_bound:
+    at least the rows of every request, a host value. With words_BN and depth_BN, int64: verify; N new rows at
+    `[P, P + N)` are seen by ancestor words and query n sits at `P + depth`. Without: drafting over `[0, P)` from the
+    constant position `P + offset`.
+    """
+
+    slots: Tensor
+    table_Bn: Tensor
+    length_B: Tensor
+    page_size: int
+    kv_bound: int
+    window: int | None
+    words_BN: Tensor | None = None
+    depth_BN: Tensor | None = None
+    offset: int = 0
+
+
+def paged_attention(q_BNHD: Tensor, rows: PagedRows) -> Tensor:
+    """Attention with scale 1 of N query rows of H heads, [B, N, H * hd], the masks written out from their definition.
+
+    A query that sees nothing gives zeros.
     """
     _, nodes, heads, _ = sizes(q_BNHD)
-    kv_heads = int(slots.shape[1]) // 2
-    row_S = torch.arange(min(kv_bound, int(table_Bn.shape[1]) * page_size), device=slots.device)
-    slot_BS = table_Bn[:, row_S // page_size] * page_size + row_S % page_size
-    length = length_B.view(-1, 1, 1)
+    kv_heads = int(rows.slots.shape[1]) // 2
+    row_S = torch.arange(min(rows.kv_bound, int(rows.table_Bn.shape[1]) * rows.page_size), device=rows.slots.device)
+    slot_BS = rows.table_Bn[:, row_S // rows.page_size] * rows.page_size + row_S % rows.page_size
+    length = rows.length_B.view(-1, 1, 1)
     row, old = row_S.view(1, 1, -1), row_S.view(1, 1, -1) < length
-    if words_BN is None or depth_BN is None:
-        position = (length + offset).expand(-1, nodes, -1)
+    if rows.words_BN is None or rows.depth_BN is None:
+        position = (length + rows.offset).expand(-1, nodes, -1)
         seen = old.expand(-1, nodes, -1)
     else:
-        position = length + depth_BN.unsqueeze(2)
+        position = length + rows.depth_BN.unsqueeze(2)
         node = (row - length).clamp(0, nodes - 1).expand(-1, nodes, -1)
-        related = (words_BN.unsqueeze(2) >> node) & 1 > 0
-        depth = depth_BN.unsqueeze(1).expand(-1, nodes, -1).gather(2, node)
+        related = (rows.words_BN.unsqueeze(2) >> node) & 1 > 0
+        depth = rows.depth_BN.unsqueeze(1).expand(-1, nodes, -1).gather(2, node)
         row = torch.where(old, row, length + depth)
         seen = old | ((row_S < length + nodes) & related)
-    if window is not None:
-        seen = seen & (position - row < window)
+    if rows.window is not None:
+        seen = seen & (position - row < rows.window)
     mask = torch.where(seen, 0.0, max(MASKED, torch.finfo(q_BNHD.dtype).min)).to(q_BNHD.dtype)
-    out = masked_attention(q_BNHD, slots[slot_BS], pack_mask(mask, heads // kv_heads))
-    # A query that sees nothing gives zeros.
+    out = masked_attention(q_BNHD, rows.slots[slot_BS], pack_mask(mask, heads // kv_heads))
     return out * seen.any(2, keepdim=True)

@@ -111,6 +111,8 @@ class PagedContext:
         self._views: dict[Group, View] = {}
         self._slots: dict[Group, Tensor] = {}
         self._gathered: dict[int, Tensor] = {}
+        # For the kernel, which knows no chain: the tree, or the chain as one, made when first needed.
+        self._nodes = tree
 
     def rope(self, layer: LayerSpec) -> tuple[Tensor, Tensor]:
         return self._ropes(layer)
@@ -127,24 +129,21 @@ class PagedContext:
 
     def _attend_paged(self, layer: LayerSpec, q_BQHD: Tensor) -> Tensor:
         """Decode and verify where a kernel reads rows in their pages."""
-        if self._tree is None:
-            word = (2 << self._node_Q) - 1
+        if self._nodes is None:
             shape = self._row_BQ.shape
-            self._tree = TreeRows(
-                depth_BN=self._node_Q.expand(shape).contiguous(), ancestors_BN=word.expand(shape).contiguous()
-            )
-        pool = self._cache.pools[layer.kind]
-        return ops.paged_attention(
-            q_BQHD,
-            pool.slots(layer.kv_owner),
-            self._tables[layer.kind],
-            self._base_B,
+            depth, words = (x.expand(shape).contiguous() for x in (self._node_Q, (2 << self._node_Q) - 1))
+            self._nodes = TreeRows(depth_BN=depth, ancestors_BN=words)
+        rows = reference.PagedRows(
+            slots=self._cache.pools[layer.kind].slots(layer.kv_owner),
+            table_Bn=self._tables[layer.kind],
+            length_B=self._base_B,
             page_size=self._cache.page_size,
             kv_bound=self._bound,
             window=self._spec.window if layer.kind == "sliding" else None,
-            words_BN=self._tree.ancestors_BN,
-            depth_BN=self._tree.depth_BN,
+            words_BN=self._nodes.ancestors_BN,
+            depth_BN=self._nodes.depth_BN,
         )
+        return ops.paged_attention(q_BQHD, rows)
 
     def pick(self, row_B: Tensor) -> AttentionContext:
         return _PickedContext(self, self._rotary, row_B)
@@ -272,16 +271,16 @@ class FrozenContext:
 
     def _attend_paged(self, kind: Group, q_BQHD: Tensor) -> Tensor:
         """Where a kernel reads rows in their pages."""
-        return ops.paged_attention(
-            q_BQHD,
-            self._cache.pools[kind].slots(self._target.last_owner(kind)),
-            self._tables[kind],
-            self._length_B,
+        rows = reference.PagedRows(
+            slots=self._cache.pools[kind].slots(self._target.last_owner(kind)),
+            table_Bn=self._tables[kind],
+            length_B=self._length_B,
             page_size=self._cache.page_size,
             kv_bound=self._bound,
             window=self._target.window if kind == "sliding" else None,
             offset=self._offset,
         )
+        return ops.paged_attention(q_BQHD, rows)
 
     def _gather(self, kind: Group) -> tuple[Tensor, Tensor]:
         window = self._target.window if kind == "sliding" else None

@@ -4,7 +4,8 @@ The drafter reads the target's rows `[0, P)` from one constant position and writ
 target's own sampling rule with the target's own noise (architecture 4.3), so at a temperature above 0 the children of a
 node are the best of its perturbed logits; nothing here can change what is emitted, only how much an iteration emits.
 
-B requests, F frontier nodes, A tokens of a path, k children, C candidate tokens, M scored nodes, E backbone width.
+B requests, F frontier nodes, A drafted tokens of a path, k children, C candidate tokens, M scored nodes, E backbone
+width.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def draft(
         kv_bound=kv_bound,
     )
     scorer = Scorer(rows, rows_B, plan, noisy=plan.coupled)
-    drafter = _Drafter(pair.target, pair.assistant, context, scorer, length_B)
+    drafter = _Drafter(pair.target, pair.assistant, context, scorer, length_B, sees_paths=plan.rules.penalties)
     hidden_B1E = rows.hidden.index_select(0, rows_B).unsqueeze(1)
     if plan.is_chain:
         return _chain(drafter, bonus_B, hidden_B1E, plan)
@@ -60,24 +61,38 @@ def draft(
 
 
 class _Drafter:
-    """One draft step for a frontier of F nodes per request; keeps what is constant over the iteration."""
+    """One draft step for a frontier of F nodes per request; keeps what is constant over the iteration.
+
+    sees_paths: penalties look at what was drafted above a node; otherwise nobody does, and paths need not be kept.
+    """
 
     def __init__(
-        self, target: Decoder, assistant: Assistant, context: FrozenContext, scorer: Scorer, length_B: Tensor
+        self,
+        target: Decoder,
+        assistant: Assistant,
+        context: FrozenContext,
+        scorer: Scorer,
+        length_B: Tensor,
+        *,
+        sees_paths: bool,
     ) -> None:
         self._target, self._assistant, self._context = target, assistant, context
-        self._scorer, self._length_B1 = scorer, length_B.unsqueeze(1)
+        self._scorer, self._length_B1, self.sees_paths = scorer, length_B.unsqueeze(1), sees_paths
 
-    def __call__(self, depth: int, token_BFA: Tensor, hidden_BFE: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    def __call__(self, depth: int, path: list[Tensor], hidden_BFE: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """Children of the frontier nodes at `depth`: (scores [B * F, C], token ids or None, next hidden [B, F, E]).
 
-        token_BFA: the tokens of each node's path, the root first and the node itself last.
+        path: a token tensor per level, the root's [B, 1] first and the frontier's own [B, F] last; those between are
+        [B, F] too, each the frontier's ancestors, where paths are seen.
         """
-        u, hidden = self._assistant.step(self._target.embed(token_BFA[:, :, -1]), hidden_BFE, self._context)
+        token_BF = path[-1]
+        u, hidden = self._assistant.step(self._target.embed(token_BF), hidden_BFE, self._context)
         found = self._assistant.head(u.flatten(0, 1))
-        position_BF = (self._length_B1 + depth).expand(-1, int(token_BFA.shape[1]))
-        drafted = token_BFA[:, :, 1:]
-        paths = Paths(token=drafted, counts=torch.ones_like(drafted, dtype=torch.bool)) if depth else None
+        position_BF = (self._length_B1 + depth).expand(-1, int(token_BF.shape[1]))
+        paths = None
+        if depth and self.sees_paths:
+            drafted_BFA = torch.stack(path[1:], dim=2)
+            paths = Paths(token=drafted_BFA, counts=torch.ones_like(drafted_BFA, dtype=torch.bool))
         return self._scorer(found.logits, position_BF, found.token_ids, paths), found.token_ids, hidden
 
 
@@ -86,11 +101,11 @@ def _named(index: Tensor, token_ids: Tensor | None) -> Tensor:
 
 
 def _chain(drafter: _Drafter, bonus_B: Tensor, hidden_B1E: Tensor, plan: Plan) -> DraftTree:
-    path_BA = bonus_B.unsqueeze(1)
+    path = [bonus_B.unsqueeze(1)]
     for depth in range(plan.num_steps):
-        scores, ids, hidden_B1E = drafter(depth, path_BA.unsqueeze(1), hidden_B1E)
-        path_BA = torch.cat((path_BA, _named(choose(scores).unsqueeze(1), ids)), dim=1)
-    return chain(bonus_B, path_BA[:, 1:])
+        scores, ids, hidden_B1E = drafter(depth, path, hidden_B1E)
+        path.append(_named(choose(scores).unsqueeze(1), ids))
+    return chain(bonus_B, torch.cat(path[1:], dim=1))
 
 
 def _tree(drafter: _Drafter, bonus_B: Tensor, hidden_B1E: Tensor, plan: Plan) -> DraftTree:
@@ -100,13 +115,13 @@ def _tree(drafter: _Drafter, bonus_B: Tensor, hidden_B1E: Tensor, plan: Plan) ->
     it never exceeds its parent's, so a kept node's ancestors are kept too.
     """
     k, batch = plan.topk, len(bonus_B)
-    path, hidden = bonus_B[:, None, None], hidden_B1E
-    score = torch.zeros_like(path[:, 0], dtype=torch.float64)
-    index = torch.full_like(path[:, 0], -1)
+    path, hidden = [bonus_B.unsqueeze(1)], hidden_B1E
+    score = torch.zeros_like(path[0], dtype=torch.float64)
+    index = torch.full_like(path[0], -1)
     tokens, cumulative, parents, depths = [], [], [], []
     offset = 0
     for depth in range(plan.num_steps):
-        width = int(path.shape[1])
+        width = int(path[-1].shape[1])
         raw, ids, next_hidden = drafter(depth, path, hidden)
         log_score = raw.log_softmax(-1)
         if plan.rules.masks:
@@ -122,10 +137,10 @@ def _tree(drafter: _Drafter, bonus_B: Tensor, hidden_B1E: Tensor, plan: Plan) ->
         if depth + 1 == plan.num_steps:
             break
         score, best = top_children(child_score, k)
-        token = child_token.gather(1, best).unsqueeze(2)
-        origin = best.div(k, rounding_mode="floor").unsqueeze(2)
-        path = torch.cat((path.gather(1, origin.expand(-1, -1, depth + 1)), token), dim=2)
-        hidden = next_hidden.gather(1, origin.expand(-1, -1, int(next_hidden.shape[2])))
+        origin = best.div(k, rounding_mode="floor")
+        above = [level.gather(1, origin) for level in path[1:]] if drafter.sees_paths else path[1:]
+        path = [path[0], *above, child_token.gather(1, best)]
+        hidden = next_hidden.gather(1, origin.unsqueeze(2).expand(-1, -1, int(next_hidden.shape[2])))
         index = best + offset
         offset += width * k
     return select_tree(
