@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -85,7 +86,6 @@ class LLM:
         from frostline.speculative.executor import DeviceExecutor
 
         folder = resolve_model(model, weights=not dummy_weights)
-        defaults = GenerationDefaults.load(folder)
         executor = DeviceExecutor.load(
             model,
             draft,
@@ -95,26 +95,21 @@ class LLM:
             dtype=dtype,
             dummy_weights=dummy_weights,
         )
-        self._device_type = executor.pair.target.device.type
-        self._device_side: DeviceSide = _device_side(executor, self._device_type)
-        watch = _watch(self._device_type, timeline)
         if executor.verify_width == 1:  # "auto" found no assistant
             speculative = speculative.without_drafts()
-        spec = executor.spec
-        self.default_sampling_params = defaults.sampling
-        self.tokenizer: Tokenizer | None = None
-        if tokenizer is not None or Tokenizer.is_in(folder):
-            self.tokenizer = Tokenizer.load(tokenizer or folder, bos_token_id=spec.bos_token_id)
-        self._engine = Engine(
-            self._device_side(schedule, watch),
+        spec, defaults = executor.spec, GenerationDefaults.load(folder)
+        found = tokenizer or (folder if Tokenizer.is_in(folder) else None)
+        device_type = executor.pair.target.device.type
+        self._set_up(
+            _device_side(executor, device_type),
+            device_type,
             speculative=speculative,
             config=config,
-            decoder=self.tokenizer,
-            eos_token_ids=defaults.eos_token_ids or spec.eos_token_ids,
-            suppress_token_ids=defaults.suppress_token_ids,
+            tokenizer=None if found is None else Tokenizer.load(found, bos_token_id=spec.bos_token_id),
+            defaults=replace(defaults, eos_token_ids=defaults.eos_token_ids or spec.eos_token_ids),
             vocab_size=spec.vocab_size,
-            offset=DraftOffset(executor.draft_position),
-            watch=watch,
+            draft_position=executor.draft_position,
+            timeline=timeline,
         )
 
     @classmethod
@@ -134,22 +129,48 @@ class LLM:
 
         vocab_size: None leaves token ids unchecked. draft_position: what "auto" in `speculative` stands for.
         """
-        defaults = defaults or GenerationDefaults()
-        parts = Engine(
-            executor,
+        llm = cls.__new__(cls)
+        llm._set_up(
+            lambda schedule, watch: executor,
+            "cpu",
             speculative=speculative,
             config=engine or EngineConfig(),
+            tokenizer=tokenizer,
+            defaults=defaults or GenerationDefaults(),
+            vocab_size=vocab_size,
+            draft_position=draft_position,
+            timeline=timeline,
+        )
+        return llm
+
+    def _set_up(
+        self,
+        device_side: DeviceSide,
+        device_type: str,
+        *,
+        speculative: SpeculativeConfig,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        defaults: GenerationDefaults,
+        vocab_size: int | None,
+        draft_position: DraftPosition,
+        timeline: Timeline | None,
+    ) -> None:
+        """Everything around a device side."""
+        self._device_side, self._device_type = device_side, device_type
+        self.tokenizer, self.default_sampling_params = tokenizer, defaults.sampling
+        watch = _watch(device_type, timeline)
+        self._engine = Engine(
+            device_side(config.schedule, watch),
+            speculative=speculative,
+            config=config,
             decoder=tokenizer,
             eos_token_ids=defaults.eos_token_ids,
             suppress_token_ids=defaults.suppress_token_ids,
             vocab_size=vocab_size,
             offset=DraftOffset(draft_position),
-            watch=_watch("cpu", timeline),
+            watch=watch,
         )
-        llm = cls.__new__(cls)
-        llm._engine, llm.tokenizer, llm.default_sampling_params = parts, tokenizer, defaults.sampling
-        llm._device_type, llm._device_side = "cpu", lambda schedule, watch: executor
-        return llm
 
     @property
     def speculative(self) -> SpeculativeConfig:

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
 from frostline.cli import loading, output, overhead, throughput
 from frostline.cli.cases import as_row, baseline_cases, engine_cases, in_batches, measure_interleaved
+from frostline.cli.comparison import ComparisonOptions, ratio, same
 from frostline.cli.heldout import held_out
 from frostline.cli.loading import Prompt
-from frostline.cli.measure import modes_of, read_modes, read_numbers, widest
+from frostline.cli.measure import read_numbers, widest
 from frostline.cli.options import EngineOptions, ModelOptions, SamplingOptions, SpeculationOptions, grouped
 from frostline.cli.workload import RANDOM_IDS
 from frostline.errors import ConfigError
@@ -30,7 +31,6 @@ frostline bench latency --model ./gemma-4-E2B-it --draft ./gemma-4-E2B-it-assist
 """
 
 SEED = 1
-Against = Literal["transformers"]
 
 app = typer.Typer(no_args_is_help=True, help="Measure: every figure as JSON, with commit, device and versions.")
 app.command(name="throughput", epilog=throughput.EPILOG)(throughput.throughput)
@@ -44,12 +44,8 @@ def latency(
     speculation: SpeculationOptions,
     sampling: SamplingOptions,
     engine: EngineOptions,
+    comparison: ComparisonOptions,
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, comma between.", metavar="B,B,...")] = "1,8",
-    modes: Annotated[str | None, typer.Option("--modes", help="Some of plain,chain,tree; all when left out.")] = None,
-    against: Annotated[
-        Against | None, typer.Option("--against", help="Also run transformers' generate: greedy, one padded batch.")
-    ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Measured rounds; the median counts.")] = 3,
     count: Annotated[int, typer.Option("--prompts", help="How many prompts, held-out or random.", metavar="COUNT")] = 8,
     prompt_file: Annotated[
         Path | None, typer.Option("--prompt-file", help="One prompt per line, instead of the held-out ones.")
@@ -57,7 +53,6 @@ def latency(
     input_len: Annotated[
         int | None, typer.Option("--input-len", help="Prompts of this many random tokens instead, for dummy weights.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Tokens per second and accept length by mode and batch size, cases interleaved in one run.
 
@@ -67,50 +62,30 @@ def latency(
     """
     meaning, params = speculation.resolve(), sampling.seeded(SEED).params(ignore_eos=True)
     batches = read_numbers(batch, "--batch")
-    names = read_modes(modes, drafting=meaning.config.num_steps > 0)
-    check_comparable(sampling, against=against, rounds=rounds)
+    comparison.check(sampling)
+    if sampling.stop:
+        raise ConfigError("every request of a bench runs to --max-tokens; leave --stop out")
     for notice in meaning.notices:
         output.remark(notice)
     prompts = read_prompts(prompt_file, input_len, count)
-    configs = modes_of(names, meaning.config)
+    configs = comparison.configs(meaning.config)
     model = replace(model, max_num_seqs=max(model.max_num_seqs, *batches))
     llm = loading.open_llm(
         model,
         replace(meaning, config=widest(configs.values())),
         engine,
-        must_draft=any(name != "plain" for name in names),
+        must_draft=any(name != "plain" for name in configs),
         prefix_cache=False,
     )
     cases = [case for size in batches for case in engine_cases(llm, configs, in_batches(prompts, size), params)]
-    if against is not None:
+    if comparison.against is not None:
         cases += baseline_cases(llm, model, prompts, batches, sampling.max_tokens)
-    measure_interleaved(cases, rounds)
+    measure_interleaved(cases, comparison.rounds)
     rows = [as_row(case, cases) for case in cases]
-    if as_json:
-        output.write_json(
-            {
-                "command": "bench latency",
-                "model": model.model,
-                "environment": output.environment(model.device),
-                "dtype": model.dtype,
-                "max_tokens": params.max_tokens,
-                "temperature": params.temperature,
-                "rounds": rounds,
-                "cases": rows,
-            }
-        )
+    if comparison.as_json:
+        comparison.write("bench latency", model, sampling, rows, max_tokens=params.max_tokens)
     else:
         show(rows)
-
-
-def check_comparable(sampling: SamplingOptions, *, against: str | None, rounds: int) -> None:
-    """Raises ConfigError for what would make the cases do different work, or none."""
-    if against is not None and sampling.temperature > 0:
-        raise ConfigError("--against transformers compares greedy decoding; leave --temperature at 0")
-    if sampling.stop:
-        raise ConfigError("every request of a bench runs to --max-tokens; leave --stop out")
-    if rounds < 1:
-        raise ConfigError(f"--rounds must be at least 1, got {rounds}")
 
 
 def read_prompts(prompt_file: Path | None, input_len: int | None, count: int) -> list[Prompt]:
@@ -131,9 +106,6 @@ def read_prompts(prompt_file: Path | None, input_len: int | None, count: int) ->
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    def ratio(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
-
     cells = [
         [
             row["mode"] if row["draft_sampling"] is None else f"{row['mode']} ({row['draft_sampling']})",
@@ -143,7 +115,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             ratio(row["to_transformers"]),
             f"{row['accept_length']:.2f}" if "accept_length" in row else "-",
             output.rates(row.get("acceptance_per_depth", ())),
-            "-" if row["same_tokens_as_plain"] is None else f"{row['same_tokens_as_plain']}/{row['requests']}",
+            same(row),
         ]
         for row in rows
     ]

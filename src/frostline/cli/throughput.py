@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.text import Text
 
 from frostline.cli import loading, output
 from frostline.cli.cases import open_baseline
+from frostline.cli.comparison import ComparisonOptions, ratio, same
 from frostline.cli.loads import as_row, baseline_loads, engine_loads, measure_loads, record_timeline
-from frostline.cli.measure import modes_of, read_modes, read_numbers, widest
+from frostline.cli.measure import read_numbers, widest
 from frostline.cli.options import EngineOptions, ModelOptions, SamplingOptions, SpeculationOptions, grouped
 from frostline.cli.plot import check_plot, draw
-from frostline.cli.workload import Lengths, arrivals, make_prompts, make_work
+from frostline.cli.workload import Encode, Lengths, Work, arrivals, make_prompts, make_work
 from frostline.config import Schedule
 from frostline.errors import ConfigError
+from frostline.types import SamplingParams
 
 EPILOG = """Examples
 
@@ -32,23 +34,21 @@ frostline bench throughput --modes chain --concurrency 8 --num-prompts 16 --time
 """
 
 SEED = 1
-Against = Literal["transformers"]
 _LOAD, _RESULT = "Load", "Result"
 
 
-@grouped
-def throughput(
-    model: ModelOptions,
-    speculation: SpeculationOptions,
-    sampling: SamplingOptions,
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """Which requests come, how long they are and how many at once."""
+
     num_prompts: Annotated[
         int,
         typer.Option("--num-prompts", help="Requests; prompts are repeated to fill them.", rich_help_panel=_LOAD),
-    ] = 64,
+    ] = 64
     prompt_file: Annotated[
         Path | None,
         typer.Option("--prompt-file", help="One prompt per line, instead of the held-out ones.", rich_help_panel=_LOAD),
-    ] = None,
+    ] = None
     input_len: Annotated[
         str | None,
         typer.Option(
@@ -58,7 +58,7 @@ def throughput(
             metavar="N|LOW:HIGH",
             rich_help_panel=_LOAD,
         ),
-    ] = None,
+    ] = None
     output_len: Annotated[
         str,
         typer.Option(
@@ -67,7 +67,7 @@ def throughput(
             metavar="N|LOW:HIGH",
             rich_help_panel=_LOAD,
         ),
-    ] = "128",
+    ] = "128"
     concurrency: Annotated[
         str,
         typer.Option(
@@ -76,7 +76,7 @@ def throughput(
             metavar="C,C,...",
             rich_help_panel=_LOAD,
         ),
-    ] = "1,8,32",
+    ] = "1,8,32"
     request_rate: Annotated[
         float | None,
         typer.Option(
@@ -85,19 +85,34 @@ def throughput(
             metavar="R",
             rich_help_panel=_LOAD,
         ),
-    ] = None,
-    schedule: Annotated[
-        str, typer.Option("--schedule", help="Some of sync,overlap: the engine's two loops.", metavar="S,S")
-    ] = "sync,overlap",
-    modes: Annotated[str | None, typer.Option("--modes", help="Some of plain,chain,tree; all when left out.")] = None,
-    against: Annotated[
-        Against | None,
-        typer.Option("--against", help="Also run transformers' generate, one by one and in padded batches of 8."),
-    ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Measured rounds; the median counts.")] = 3,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object on stdout.", rich_help_panel=_RESULT)
-    ] = False,
+    ] = None
+
+    def check(self, sampling: SamplingOptions, *, against: str | None) -> None:
+        """Raises ConfigError for what would make the cases do different work, or none."""
+        if against is not None and self.request_rate is not None:
+            raise ConfigError("transformers has no queue to send requests to; leave --request-rate or --against out")
+        if sampling.stop or sampling.max_tokens != SamplingOptions.max_tokens:
+            raise ConfigError("every request of this bench runs to its --output-len; leave --stop and --max-tokens out")
+        if self.request_rate is not None and not 0 < self.request_rate < float("inf"):
+            raise ConfigError(f"--request-rate must be requests per second above 0, got {self.request_rate}")
+        for text, option in ((self.input_len, "--input-len"), (self.output_len, "--output-len")):
+            if text is not None:
+                Lengths.parse(text, option)
+
+    def work(self, encode: Encode | None, params: SamplingParams) -> list[Work]:
+        """The requests. encode: as make_prompts takes it."""
+        inputs = None if self.input_len is None else Lengths.parse(self.input_len, "--input-len")
+        prompts = make_prompts(self.prompt_file, inputs, self.num_prompts, encode=encode, seed=SEED)
+        return make_work(prompts, params, Lengths.parse(self.output_len, "--output-len"), seed=SEED)
+
+    def arrivals(self) -> list[float] | None:
+        return None if self.request_rate is None else arrivals(self.num_prompts, self.request_rate, seed=SEED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResultOptions:
+    """Files to write beside the figures."""
+
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -106,7 +121,7 @@ def throughput(
             metavar="FILE.png",
             rich_help_panel=_RESULT,
         ),
-    ] = None,
+    ] = None
     timeline: Annotated[
         Path | None,
         typer.Option(
@@ -116,65 +131,61 @@ def throughput(
             metavar="FILE.json",
             rich_help_panel=_RESULT,
         ),
-    ] = None,
+    ] = None
+
+
+@grouped
+def throughput(
+    model: ModelOptions,
+    speculation: SpeculationOptions,
+    sampling: SamplingOptions,
+    load: LoadOptions,
+    comparison: ComparisonOptions,
+    result: ResultOptions,
+    schedule: Annotated[
+        str, typer.Option("--schedule", help="Some of sync,overlap: the engine's two loops.", metavar="S,S")
+    ] = "sync,overlap",
 ) -> None:
     """Many requests at once: tokens per second, latencies and acceptance by concurrency, mode and schedule.
 
     Every case serves the same requests, in turns, the median round counting. Requests run to their full length, so all
     cases do the same work. Seconds include prefill; the prefix cache is off, since every round sends the same prompts.
     """
-    meaning = speculation.resolve()
-    names, schedules = read_modes(modes, drafting=meaning.config.num_steps > 0), read_schedules(schedule)
-    clients = read_numbers(concurrency, "--concurrency")
-    check_load(sampling, against=against, rounds=rounds, request_rate=request_rate)
-    inputs = None if input_len is None else Lengths.parse(input_len, "--input-len")
-    outputs = Lengths.parse(output_len, "--output-len")
-    if plot is not None:
-        check_plot(plot)
+    meaning, schedules = speculation.resolve(), read_schedules(schedule)
+    clients = read_numbers(load.concurrency, "--concurrency")
+    comparison.check(sampling)
+    load.check(sampling, against=comparison.against)
+    if result.plot is not None:
+        check_plot(result.plot)
     for notice in meaning.notices:
         output.remark(notice)
-    configs = modes_of(names, meaning.config)
+    configs = comparison.configs(meaning.config)
     model = replace(model, max_num_seqs=max(model.max_num_seqs, *clients))
     llm = loading.open_llm(
         model,
         replace(meaning, config=widest(configs.values())),
         EngineOptions(schedule=schedules[0]),
-        must_draft=any(name != "plain" for name in names),
+        must_draft=any(name != "plain" for name in configs),
         prefix_cache=False,
     )
     codec = None if model.dummy_weights else llm.tokenizer
-    encode = None if codec is None else codec.encode
-    prompts = make_prompts(prompt_file, inputs, num_prompts, encode=encode, seed=SEED)
-    work = make_work(prompts, sampling.seeded(SEED).params(ignore_eos=True), outputs, seed=SEED)
-    times = None if request_rate is None else arrivals(len(work), request_rate, seed=SEED)
-    cases = engine_loads(llm, configs, schedules, clients, work, times)
-    engine_cases = len(cases)
-    if against is not None:
+    work = load.work(None if codec is None else codec.encode, sampling.seeded(SEED).params(ignore_eos=True))
+    cases = engine_loads(llm, configs, schedules, clients, work, load.arrivals())
+    last = cases[-1]
+    if comparison.against is not None:
         cases += baseline_loads(llm, open_baseline(model), work)
-    measure_loads(cases, rounds, progress=output.remark)
+    measure_loads(cases, comparison.rounds, progress=output.remark)
     rows = [as_row(case, cases) for case in cases]
-    if timeline is not None:
-        record_timeline(llm, cases[engine_cases - 1], work).write(timeline)
-    if plot is not None:
-        draw(rows, plot, title=f"{model.model}: {num_prompts} requests, {input_len or 'own'} to {output_len} tokens")
-    if not as_json:
+    if result.timeline is not None:
+        record_timeline(llm, last, work).write(result.timeline)
+    if result.plot is not None:
+        lengths = f"{load.input_len or 'own'} to {load.output_len} tokens"
+        draw(rows, result.plot, title=f"{model.model}: {load.num_prompts} requests, {lengths}")
+    if not comparison.as_json:
         show(rows)
         return
-    output.write_json(
-        {
-            "command": "bench throughput",
-            "model": model.model,
-            "environment": output.environment(model.device),
-            "dtype": model.dtype,
-            "num_prompts": num_prompts,
-            "input_len": input_len,
-            "output_len": output_len,
-            "request_rate": request_rate,
-            "temperature": sampling.temperature,
-            "rounds": rounds,
-            "cases": rows,
-        }
-    )
+    told = ("num_prompts", "input_len", "output_len", "request_rate")
+    comparison.write("bench throughput", model, sampling, rows, **{name: getattr(load, name) for name in told})
 
 
 def read_schedules(text: str) -> list[Schedule]:
@@ -186,24 +197,7 @@ def read_schedules(text: str) -> list[Schedule]:
     return [known[part] for part in parts]
 
 
-def check_load(sampling: SamplingOptions, *, against: str | None, rounds: int, request_rate: float | None) -> None:
-    """Raises ConfigError for what would make the cases do different work, or none."""
-    if against is not None and sampling.temperature > 0:
-        raise ConfigError("--against transformers compares greedy decoding; leave --temperature at 0")
-    if against is not None and request_rate is not None:
-        raise ConfigError("transformers has no queue to send requests to; leave --request-rate or --against out")
-    if sampling.stop or sampling.max_tokens != SamplingOptions.max_tokens:
-        raise ConfigError("every request of this bench runs to its --output-len; leave --stop and --max-tokens out")
-    if rounds < 1:
-        raise ConfigError(f"--rounds must be at least 1, got {rounds}")
-    if request_rate is not None and not 0 < request_rate < float("inf"):
-        raise ConfigError(f"--request-rate must be requests per second above 0, got {request_rate}")
-
-
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    def ratio(value: float | None) -> str:
-        return "-" if value is None else f"{value:.2f}"
-
     def latency(row: dict[str, Any], name: str) -> str:
         found = row.get(name)
         return f"{found['p50']:.0f} / {found['p99']:.0f}" if found else "-"
@@ -222,7 +216,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
             latency(row, "inter_token_ms"),
             latency(row, "end_to_end_ms"),
             ratio(row.get("accept_length")),
-            "-" if row["same_tokens_as_plain"] is None else f"{row['same_tokens_as_plain']}/{row['requests']}",
+            same(row),
         ]
         for row in rows
     ]

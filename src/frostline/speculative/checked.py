@@ -7,19 +7,18 @@ engine runs on the executor itself, or on this one around it. Knows the vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from frostline.runner.rules import LogitRules
-from frostline.speculative.step import Executor, Step, StepResult
-from frostline.types import Group
+from frostline.speculative.step import AroundExecutor, Executor, Step, StepResult
 
 
 class TokenIdError(AssertionError):
     """Our own mistake: an id outside the vocabulary inside the engine. A user's are refused on arrival."""
 
 
-class CheckedExecutor:
+class CheckedExecutor(AroundExecutor):
     """An Executor around another that refuses token ids outside `[0, vocab_size)`.
 
     Looked at: what a step brings to the device, and of each result the first tokens, runs and, where the inner executor
@@ -28,11 +27,8 @@ class CheckedExecutor:
     """
 
     def __init__(self, inner: Executor, *, vocab_size: int) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._vocab_size = vocab_size
-        self.num_rows, self.page_size = inner.num_rows, inner.page_size
-        self.num_pages: Mapping[Group, int] = inner.num_pages
-        self.window, self.max_context, self.verify_width = inner.window, inner.max_context, inner.verify_width
 
     def launch(self, step: Step) -> Any:
         """Hand on a step whose ids are all in the vocabulary."""

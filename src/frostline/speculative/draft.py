@@ -90,7 +90,7 @@ class _Drafter:
         found = self._assistant.head(u.flatten(0, 1))
         position_BF = (self._length_B1 + depth).expand(-1, int(token_BF.shape[1]))
         paths = None
-        if depth and self.sees_paths:
+        if len(path) > 1 and self.sees_paths:
             drafted_BFA = torch.stack(path[1:], dim=2)
             paths = Paths(token=drafted_BFA, counts=torch.ones_like(drafted_BFA, dtype=torch.bool))
         return self._scorer(found.logits, position_BF, found.token_ids, paths), found.token_ids, hidden

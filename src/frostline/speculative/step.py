@@ -184,3 +184,13 @@ class Executor(Protocol):
     def collect(self, flight: Any) -> StepResult:
         """Wait for a launched step and read its result; the only place where the host waits for the device."""
         ...
+
+
+class AroundExecutor:
+    """What an Executor around another one has of it: its sizes."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self.num_rows, self.page_size = inner.num_rows, inner.page_size
+        self.num_pages: Mapping[Group, int] = inner.num_pages
+        self.window, self.max_context, self.verify_width = inner.window, inner.max_context, inner.verify_width

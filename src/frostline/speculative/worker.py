@@ -7,17 +7,16 @@ Knows the order of steps; nothing of what is in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Any
 
 from frostline.runner.spans import Watch, unwatched
-from frostline.speculative.step import Executor, Step, StepResult
-from frostline.types import Group
+from frostline.speculative.step import AroundExecutor, Executor, Step, StepResult
 
 
-class WorkerExecutor:
+class WorkerExecutor(AroundExecutor):
     """An Executor around another whose `launch` computes: steps run one after another, first in, first out.
 
     What `launch` of the inner one raises comes out of `collect`. The thread ends with `close`, with this object, or
@@ -29,15 +28,11 @@ class WorkerExecutor:
     def __init__(
         self, inner: Executor, *, watch: Watch = unwatched, release: Callable[[], object] = lambda: None
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._watch = watch
         self._release = release
         self._in_flight, self._closed = 0, False
         self._numbers = count()
-        self.num_rows, self.page_size = inner.num_rows, inner.page_size
-        self.num_pages: Mapping[Group, int] = inner.num_pages
-        self.max_context, self.verify_width = inner.max_context, inner.verify_width
-        self.window = inner.window
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="frostline-device")
 
     def launch(self, step: Step) -> Future[Any]:
