@@ -86,6 +86,7 @@ class LLM:
         from frostline.speculative.executor import DeviceExecutor
 
         folder = resolve_model(model, weights=not dummy_weights)
+        defaults = GenerationDefaults.load(folder)
         executor = DeviceExecutor.load(
             model,
             draft,
@@ -97,7 +98,7 @@ class LLM:
         )
         if executor.verify_width == 1:  # "auto" found no assistant
             speculative = speculative.without_drafts()
-        spec, defaults = executor.spec, GenerationDefaults.load(folder)
+        spec = executor.spec
         found = tokenizer or (folder if Tokenizer.is_in(folder) else None)
         device_type = executor.pair.target.device.type
         self._set_up(

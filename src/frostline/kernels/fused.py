@@ -1,7 +1,8 @@
 """Triton kernels of what lies between the matrix products of a layer: norms, rope, gates.
 
 Each computes what its twin of the same name in kernels.reference defines and rounds where that rounds, in one pass over
-the data. They are launch-bound at decode sizes, so the gain is in their number: a layer needs 7 of them, not 60.
+the data. At decode sizes a launch costs more than the data, so the gain is in their number: one for each norm, rope or
+gate.
 
 Runs with Triton's interpreter on a CPU too (TRITON_INTERPRET=1), which is how they are tested without a GPU.
 """

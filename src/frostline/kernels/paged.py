@@ -26,7 +26,7 @@ MOST_SPLITS = 64
 class Tiling:
     """Rows of queries and of keys that one step of a program handles, and how it is compiled.
 
-    `of` names the best of an H200 (benchmarks/gpu_attention.py) over the released shapes.
+    `of` names one that is the best on an H200 or near it, over the released shapes (benchmarks/gpu_attention.py).
     """
 
     block_m: int

@@ -111,7 +111,7 @@ class CudaGraphs(Graphs):
         self._pool = torch.cuda.graph_pool_handle()
 
     def batch(self, rows: int) -> int:
-        """1, 2, 4 or a multiple of 8: a GPU takes as long for eight rows as for one."""
+        """1, 2, 4 or a multiple of 8: a GPU takes about as long for eight rows as for one."""
         return 1 << (rows - 1).bit_length() if rows <= 8 else _round_up(rows, 8)
 
     def bound(self, kv_rows: int) -> int:
